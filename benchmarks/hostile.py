@@ -36,10 +36,10 @@ from benchmarks.hostile_cases import (
     NAMESPACE_PATH,
     TENANT,
     Case,
-    an_object,
     hostile,
     large,
     large_definition,
+    new_object,
     ports,
     widget_definition,
 )
@@ -136,13 +136,13 @@ class Client:
 async def prepare(client: Client, objects: int) -> None:
     """Create the objects that the cases use."""
     for name in (NAMESPACE, f"{NAMESPACE}-full"):
-        await client.make("/api/v1/namespaces", ENCODE(an_object(name)))
+        await client.make("/api/v1/namespaces", ENCODE(new_object(name)))
     with suppress(RuntimeError):
-        await client.make(f"{NAMESPACE_PATH}/serviceaccounts", ENCODE(an_object("default")))
+        await client.make(f"{NAMESPACE_PATH}/serviceaccounts", ENCODE(new_object("default")))
     reference = {"kind": "ClusterRole", "name": "admin", "apiGroup": "rbac.authorization.k8s.io"}
     subjects = [{"kind": "User", "name": TENANT, "apiGroup": "rbac.authorization.k8s.io"}]
     bindings = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings"
-    await client.make(bindings, ENCODE(an_object("tenant", roleRef=reference, subjects=subjects)))
+    await client.make(bindings, ENCODE(new_object("tenant", roleRef=reference, subjects=subjects)))
     widgets = {
         "metadata": {"name": "hostile-widgets", "labels": {"rbac.authorization.k8s.io/aggregate-to-admin": "true"}},
         "rules": [{"apiGroups": ["hostile.example", "discovery.k8s.io"], "resources": ["*"], "verbs": ["*"]}],
@@ -152,9 +152,9 @@ async def prepare(client: Client, objects: int) -> None:
     big = large_definition("bigs", 700_000)
     big["spec"]["names"]["kind"] = "Big"
     await client.make(CRDS, ENCODE(big))
-    await client.make(f"{NAMESPACE_PATH}/configmaps", ENCODE({**an_object("small"), "data": {"a": "b"}}))
+    await client.make(f"{NAMESPACE_PATH}/configmaps", ENCODE({**new_object("small"), "data": {"a": "b"}}))
     data = {"a": "b", **{f"key{n}": "v" * 20 for n in range(30_000)}}
-    await client.make(f"{NAMESPACE_PATH}/configmaps", ENCODE({**an_object("large"), "data": data}))
+    await client.make(f"{NAMESPACE_PATH}/configmaps", ENCODE({**new_object("large"), "data": data}))
     many = msgspec.json.decode(ports(8_000, containerPort=lambda n: n + 1))
     await client.make(f"{NAMESPACE_PATH}/pods", ENCODE({**many, "metadata": {"name": "many"}}))
     numbers = iter(range(objects))
@@ -190,7 +190,7 @@ async def attack(client: Client, cases: Iterable[Case], at_once: int) -> list[Ou
     return found
 
 
-async def crowd(url: str, count: int) -> None:
+async def open_stalled_connections(url: str, count: int) -> None:
     """Open connections and stall them: idle, incomplete heads, incomplete bodies, incomplete handshakes."""
     address = urlsplit(url)
     tls = ssl.create_default_context()
@@ -272,7 +272,7 @@ async def measured(server: OwnServer, folder: Path, *, is_quick: bool, at_once: 
                 run.attacked = run.idle[1], time.monotonic()
                 memory.cancel()
             say(f"hostile: {CONNECTIONS} connections")
-            await crowd(server.url, CONNECTIONS)
+            await open_stalled_connections(server.url, CONNECTIONS)
             run.crowded = run.attacked[1], time.monotonic()
             await poller.communicate(b"")  # ends its input
             output.seek(0)

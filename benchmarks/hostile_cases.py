@@ -44,13 +44,13 @@ class Case:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-def an_object(name: str, **fields: Any) -> Object:
+def new_object(name: str, **fields: Any) -> Object:
     return {"metadata": {"name": name}, **fields}
 
 
 def pod(**spec: Any) -> bytes:
     container = {"name": "c", "image": "i", **spec.pop("container", {})}
-    return ENCODE({**an_object("large"), "spec": {"containers": [container], **spec}})
+    return ENCODE({**new_object("large"), "spec": {"containers": [container], **spec}})
 
 
 def ports(count: int, **fields: Callable[[int], Any]) -> bytes:
@@ -91,7 +91,7 @@ def pods() -> Iterator[Case]:
     yield case(
         "20,000 containers",
         lambda: ENCODE(
-            {**an_object("large"), "spec": {"containers": [{"name": f"c{n}", "image": "i"} for n in range(20_000)]}}
+            {**new_object("large"), "spec": {"containers": [{"name": f"c{n}", "image": "i"} for n in range(20_000)]}}
         ),
     )
     yield case(
@@ -147,7 +147,7 @@ def pods() -> Iterator[Case]:
 
 def rights() -> Iterator[Case]:
     def role(**rule: list[str]) -> bytes:
-        return ENCODE(an_object("large", rules=[rule]))
+        return ENCODE(new_object("large", rules=[rule]))
 
     def names(prefix: str, count: int) -> list[str]:
         return [f"{prefix}{number}" for number in range(count)]
@@ -168,14 +168,14 @@ def rights() -> Iterator[Case]:
     yield case(
         "role of 20,000 rules",
         lambda: ENCODE(
-            an_object("large", rules=[{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}] * 20_000)
+            new_object("large", rules=[{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}] * 20_000)
         ),
     )
     subjects = [{"kind": "User", "name": f"u{n}", "apiGroup": "rbac.authorization.k8s.io"} for n in range(30_000)]
     reference = {"kind": "ClusterRole", "name": "view", "apiGroup": "rbac.authorization.k8s.io"}
     yield case(
         "binding of 30,000 users",
-        lambda: ENCODE(an_object("large", subjects=subjects, roleRef=reference)),
+        lambda: ENCODE(new_object("large", subjects=subjects, roleRef=reference)),
         "rolebindings",
     )
     groups = {
@@ -267,7 +267,7 @@ def patches() -> Iterator[Case]:
             {
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
-                **an_object("large"),
+                **new_object("large"),
                 "data": {f"k{n}": "v" for n in range(100_000)},
             }
         ),
@@ -280,7 +280,7 @@ def patches() -> Iterator[Case]:
     }
     yield case(
         "apply 40,000 ports",
-        lambda: ENCODE({"apiVersion": "v1", "kind": "Pod", **an_object("many"), "spec": {"containers": [container]}}),
+        lambda: ENCODE({"apiVersion": "v1", "kind": "Pod", **new_object("many"), "spec": {"containers": [container]}}),
         APPLY,
         many,
     )
@@ -320,8 +320,8 @@ def bodies() -> Iterator[Case]:
     yield case("empty objects", lambda: b'{"metadata":{"name":"a"},"x":[%b{}]}' % (b"{}," * 480_000))
     yield case("numbers", lambda: b'{"metadata":{"name":"a"},"x":[%b1]}' % (b"1," * 1_500_000))
     yield case("repeated keys", lambda: b'{"metadata":{"name":"a"},"data":{%b"a":"b"}}' % (b'"a":"b",' * 350_000))
-    yield case("many keys", lambda: ENCODE({**an_object("a"), "data": {f"{n:06}": "" for n in range(200_000)}}))
-    yield case("one long text", lambda: ENCODE({**an_object("a"), "data": {"a": "é" * (1 << 20)}}))
+    yield case("many keys", lambda: ENCODE({**new_object("a"), "data": {f"{n:06}": "" for n in range(200_000)}}))
+    yield case("one long text", lambda: ENCODE({**new_object("a"), "data": {"a": "é" * (1 << 20)}}))
     yield case("escaped text", lambda: b'{"metadata":{"name":"a"},"data":{"a":"%b"}}' % (b"\\u00e9" * 500_000))
     yield case("deep objects", lambda: b'{"a":' * 190 + b"1" + b"}" * 190)
     for name, text in yaml_bombs():
@@ -346,7 +346,7 @@ def yaml_bombs() -> Iterator[tuple[str, bytes]]:
 
 def custom_resources() -> Iterator[Case]:
     def case(name: str, **spec: Any) -> Case:
-        body = {"apiVersion": "hostile.example/v1", "kind": "Widget", **an_object("large"), "spec": spec}
+        body = {"apiVersion": "hostile.example/v1", "kind": "Widget", **new_object("large"), "spec": spec}
         return Case("custom resources", name, "POST", f"{CUSTOM}/widgets{DRY}", lambda: ENCODE(body), as_tenant=True)
 
     yield case("pattern in 40,000 items", patterns=["a" * 20] * 40_000)
@@ -411,7 +411,7 @@ def definition(plural: str, kind: str, spec: Object, **version: Any) -> Object:
     served = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}, **version}
     names = {"plural": plural, "kind": kind}
     scoped = {"group": "hostile.example", "scope": "Namespaced", "names": names, "versions": [served]}
-    return {**an_object(f"{plural}.hostile.example"), "spec": scoped}
+    return {**new_object(f"{plural}.hostile.example"), "spec": scoped}
 
 
 def large_definition(plural: str, size: int) -> Object:
@@ -447,7 +447,7 @@ def definitions() -> Iterator[Case]:
     patterns = {f"f{n}": {**text, "pattern": f"^(a{{1,50}}){{1,{n % 100 + 1}}}$"} for n in range(300)}
     yield case("300 patterns", lambda: definition("patterns", "P", {"type": "object", "properties": patterns}))
     variables = [{"name": f"v{n}", "expression": "1"} for n in range(2_000)]
-    policy = an_object("many", spec={"variables": variables, "validations": [{"expression": "true"}]})
+    policy = new_object("many", spec={"variables": variables, "validations": [{"expression": "true"}]})
     yield Case("definitions", "2,000 variables", "POST", f"{POLICIES}{DRY}", lambda: ENCODE(policy))
 
 
@@ -496,7 +496,7 @@ def large() -> Iterator[Case]:
         "update of 3 MiB",
         "PUT",
         f"{NAMESPACE_PATH}/configmaps/large",
-        lambda: ENCODE({**an_object("large"), "data": {"a": text}}),
+        lambda: ENCODE({**new_object("large"), "data": {"a": text}}),
     )
     yield case(
         "patch of a large object",
@@ -509,11 +509,11 @@ def large() -> Iterator[Case]:
         "Secret of 1 MiB",
         "POST",
         f"{NAMESPACE_PATH}/secrets{DRY}",
-        lambda: ENCODE({**an_object("s"), "data": {"a": "QUJD" * 260_000}}),
+        lambda: ENCODE({**new_object("s"), "data": {"a": "QUJD" * 260_000}}),
     )
     endpoints = [{"addresses": [f"10.{n >> 8}.{n & 255}.1"], "conditions": {"ready": True}} for n in range(1_000)]
     piece = {
-        **an_object("slice"),
+        **new_object("slice"),
         "addressType": "IPv4",
         "endpoints": endpoints,
         "ports": [{"port": 80, "name": "http"}],
@@ -525,7 +525,7 @@ def large() -> Iterator[Case]:
     yield case(
         "discovery", "GET", "/apis", accept="application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
     )
-    widget = {"apiVersion": "hostile.example/v1", "kind": "Big", **an_object("a"), "spec": {"f1": {"a": "b"}}}
+    widget = {"apiVersion": "hostile.example/v1", "kind": "Big", **new_object("a"), "spec": {"f1": {"a": "b"}}}
     yield case("object of a large definition", "POST", f"{CUSTOM}/bigs{DRY}", lambda: ENCODE(widget))
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.integration.crowds import wait_until_lent
-from tests.integration.lending import Lending, install_kinds, lending, ready
+from tests.integration.bound_clusters import BoundClusters, bound_clusters, install_kinds, ready
+from tests.integration.pod_batches import wait_until_lent
 from tests.integration.processes import cpu_seconds, rss_megabytes
 
 from benchmarks.table import Row, say, table
@@ -68,7 +68,7 @@ def rows() -> Iterator[Row]:
 async def leased(virtual: ControlPlane, physical: ControlPlane, folder: Path, count: int) -> tuple[float, Rest]:
     for plane in (virtual, physical):
         await install_kinds(plane)
-    async with lending(virtual, physical, folder) as site:
+    async with bound_clusters(virtual, physical, folder) as site:
         names = [f"node-{number:04d}" for number in range(count)]
         await in_parallel(names, lambda name: add_node(site, name))
         await site.add_policy("all")
@@ -81,7 +81,7 @@ async def leased(virtual: ControlPlane, physical: ControlPlane, folder: Path, co
             return seconds, await at_rest(site, process.pid, names)
 
 
-async def at_rest(site: Lending, pid: int, names: list[str]) -> Rest:
+async def at_rest(site: BoundClusters, pid: int, names: list[str]) -> Rest:
     await asyncio.sleep(5)  # until the first renewals and the last status updates are done
     before, cpu = len(site.writes()), cpu_seconds(pid)
     started = time.monotonic()
@@ -99,7 +99,7 @@ async def at_rest(site: Lending, pid: int, names: list[str]) -> Rest:
     )
 
 
-async def add_node(site: Lending, name: str) -> None:
+async def add_node(site: BoundClusters, name: str) -> None:
     await site.add_node(name, labels={"topology.kubernetes.io/zone": "east-1", "kubernetes.io/arch": "amd64"})
     images = [
         {"names": [f"images.example/{name}/service-{number}@sha256:{number:064x}"], "sizeBytes": 100_000_000}
@@ -108,7 +108,7 @@ async def add_node(site: Lending, name: str) -> None:
     await site.physical.patch(NODES, object_named(name), {"status": {"images": images}}, subresource="status")
 
 
-async def report(site: Lending, name: str) -> None:
+async def report(site: BoundClusters, name: str) -> None:
     """Report an unchanged status, as a kubelet does."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     condition: Object = {**ready("True"), "lastHeartbeatTime": now}

@@ -17,13 +17,13 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 SECONDS = 4.0
 
 
-def a_node(number: int) -> Object:
+def new_node(number: int) -> Object:
     labels = {HOST: f"n{number}", ZONE: f"z{number % 5}"}
     capacity = {"cpu": "8", "memory": "32Gi", "pods": "110"}
     return {"metadata": {"name": f"n{number}", "labels": labels}, "spec": {}, "status": {"allocatable": capacity}}
 
 
-def a_pod(number: int, labels: dict[str, str], **spec: Any) -> Object:
+def new_pod(number: int, labels: dict[str, str], **spec: Any) -> Object:
     requests = {"resources": {"requests": {"cpu": "100m", "memory": "100Mi"}}}
     owner = {"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}
     metadata = {"name": f"p{number}", "namespace": "default", "labels": labels, "ownerReferences": [owner]}
@@ -31,27 +31,27 @@ def a_pod(number: int, labels: dict[str, str], **spec: Any) -> Object:
 
 
 def plain(number: int) -> Object:
-    pod = a_pod(number, {"app": "web"})
+    pod = new_pod(number, {"app": "web"})
     del pod["metadata"]["ownerReferences"]
     return pod
 
 
 def of_a_set(number: int) -> Object:
-    return a_pod(number, {"app": "web"})
+    return new_pod(number, {"app": "web"})
 
 
 def spread(number: int) -> Object:
     rule = {"maxSkew": 1, "labelSelector": {"matchLabels": {"app": "web"}}}
     hard = {**rule, "topologyKey": ZONE, "whenUnsatisfiable": "DoNotSchedule"}
     soft = {**rule, "topologyKey": HOST, "whenUnsatisfiable": "ScheduleAnyway"}
-    return a_pod(number, {"app": "web"}, topologySpreadConstraints=[hard, soft])
+    return new_pod(number, {"app": "web"}, topologySpreadConstraints=[hard, soft])
 
 
 def apart(number: int) -> Object:
     """Return a pod of one of two sets, each with one pod per node."""
     labels = {"app": f"web-{number // NODES}"}
     term = {"topologyKey": HOST, "labelSelector": {"matchLabels": labels}}
-    return a_pod(number, labels, affinity={"podAntiAffinity": {REQUIRED: [term]}})
+    return new_pod(number, labels, affinity={"podAntiAffinity": {REQUIRED: [term]}})
 
 
 KINDS = {"alike": plain, "of one ReplicaSet": of_a_set, "spread over zones and nodes": spread, "kept apart": apart}
@@ -63,7 +63,7 @@ def rows() -> Iterator[Row]:
         pods = [create(number) for number in range(PODS)]
         cache, node_fits, start = SchedulerCache(), NodeFitCache(), 0
         for number in range(NODES):
-            cache.set_node(a_node(number))
+            cache.set_node(new_node(number))
         started = time.process_time()
         for pod in pods:
             pod_info = pod_info_of(pod)

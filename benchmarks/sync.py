@@ -25,8 +25,15 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import uvloop
-from tests.integration.crowds import CROWD, Crowd, crowd, lend, wait_until_lent
-from tests.integration.lending import TAPESTRY, Lending, install_kinds, lending, wait_for_all, wait_until
+from tests.integration.bound_clusters import (
+    TAPESTRY,
+    BoundClusters,
+    bound_clusters,
+    install_kinds,
+    wait_for_all,
+    wait_until,
+)
+from tests.integration.pod_batches import POD_BATCH, PodBatch, lend, pod_batch, wait_until_lent
 from tests.integration.processes import cpu_seconds, rss_megabytes, running
 
 from benchmarks.table import Row, alone, say
@@ -89,7 +96,7 @@ class Turns:
 class Course:
     """Environment in which carriers take their turns."""
 
-    site: Lending
+    site: BoundClusters
     virtual: ControlPlane
     physical: ControlPlane
     nodes: Sequence[str]
@@ -127,13 +134,13 @@ class Course:
 
     async def warmed_up(self, name: str) -> None:
         """Wait until the carrier has copied and deleted one pod."""
-        async with crowd(self.site, f"{name}-first") as first:
+        async with pod_batch(self.site, f"{name}-first") as first:
             await first.bind(1, self.nodes)
             await first.wait_until_running(1)
-            await self.delete_crowd(first)
+            await self.delete_batch(first)
 
     async def burst(self, pid: int, name: str, count: int, *, token: bool = False) -> Burst:
-        async with crowd(self.site, name) as pods:
+        async with pod_batch(self.site, name) as pods:
             before, cpu, started = await self.calls(), cpu_seconds(pid), time.monotonic()
             await pods.bind(count, self.nodes, automountServiceAccountToken=token)
             await pods.wait_until_running(count)
@@ -142,7 +149,7 @@ class Course:
             calls.subtract(before)
             calls.subtract({("above", "POST", "pods"): count, ("below", "PATCH", "pods/status"): count})
             cpu, deletion_started = cpu_seconds(pid), time.monotonic()
-            left = await self.delete_crowd(pods)
+            left = await self.delete_batch(pods)
             deletion_seconds = time.monotonic() - deletion_started
         return Burst(
             pods=count,
@@ -157,21 +164,21 @@ class Course:
 
     async def steady(self, pid: int, name: str) -> tuple[list[float], float]:
         """Return the sorted seconds from each pod's binding to its twin, and CPU seconds per pod."""
-        async with crowd(self.site, name) as pods:
+        async with pod_batch(self.site, name) as pods:
             cpu = cpu_seconds(pid)
             await pods.bind(STEADY, self.nodes, per_second=PER_SECOND)
             await pods.wait_until_running(STEADY)
             cpu_per_pod = (cpu_seconds(pid) - cpu) / STEADY
-            await self.delete_crowd(pods)
+            await self.delete_batch(pods)
         return sorted(pods.mapped[pod] - bound for pod, bound in pods.bound.items()), cpu_per_pod
 
-    async def delete_crowd(self, pods: Crowd) -> int:
-        """Delete a crowd and return the number of objects that remain."""
+    async def delete_batch(self, pods: PodBatch) -> int:
+        """Delete a pod_batch and return the number of objects that remain."""
         await pods.delete()
         await pods.is_gone()
         ours = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
         return (
-            await remaining(self.site.virtual, PODS, "default", CROWD)
+            await remaining(self.site.virtual, PODS, "default", POD_BATCH)
             + await remaining(self.site.physical, PODS, self.site.mount)
             + await remaining(self.site.physical, SECRETS, self.site.mount, ours)
             + await remaining(self.site.physical, CONFIGMAPS, self.site.mount, ours)
@@ -212,7 +219,7 @@ async def measured(virtual: ControlPlane, physical: ControlPlane, folder: Path) 
     for plane in (virtual, physical):
         await install_kinds(plane)
     kubelet = [sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig]
-    async with lending(virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True) as site:
+    async with bound_clusters(virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True) as site:
         course = await prepared(site, virtual, physical)
         with running(kubelet, folder / "kubelet.log"):
             sides = Turns("ours", course.ours), Turns("limit", course.limit)
@@ -222,7 +229,7 @@ async def measured(virtual: ControlPlane, physical: ControlPlane, folder: Path) 
                 return *sides, await course.burst(pid, "token-burst", WITH_TOKEN, token=True)
 
 
-async def prepared(site: Lending, virtual: ControlPlane, physical: ControlPlane) -> Course:
+async def prepared(site: BoundClusters, virtual: ControlPlane, physical: ControlPlane) -> Course:
     """Lease all nodes and wait until pods are admitted."""
     course = Course(site, virtual, physical, await lend(site, PHYSICAL_NODES))
     with course.ours():

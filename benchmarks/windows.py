@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.integration.bound_clusters import bound_clusters, install_kinds
 from tests.integration.edges import POLICIES, Measured, measured
-from tests.integration.lending import install_kinds, lending
 
 from benchmarks.table import Row, say, table
 from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
@@ -46,7 +46,7 @@ def rows() -> Iterator[Row]:
 async def edges(virtual: ControlPlane, physical: ControlPlane, folder: Path) -> Measured:
     for plane in (virtual, physical):
         await install_kinds(plane)
-    async with lending(virtual, physical, folder) as site:
+    async with bound_clusters(virtual, physical, folder) as site:
         return await measured(site, MINUTES)
 
 

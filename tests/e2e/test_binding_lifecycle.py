@@ -163,7 +163,7 @@ class World:
             "allowedVolumes": {"drivers": [DRIVER], "volumeHandles": ["data"]},
             "unbindGraceSeconds": 0,
         }
-        await self.virtual.create(CLUSTER_BINDINGS, {**an_object(CLUSTER_BINDINGS, "east"), "spec": spec})
+        await self.virtual.create(CLUSTER_BINDINGS, {**new_object(CLUSTER_BINDINGS, "east"), "spec": spec})
         await self.tapestry("join", "east", "--cluster-kubeconfig", self.below.kubeconfig, "--lease", "50%")
         await wait_for_object(self.virtual, NODES, NODE, lambda node: node["status"]["allocatable"]["cpu"] == "2")
         await wait_for_object(
@@ -192,8 +192,8 @@ class World:
 
 async def create_volume_claim(world: World) -> None:
     """Create a volume and a claim. This is an early step because Kubernetes binds them slowly."""
-    await world.virtual.create(PERSISTENT_VOLUMES, a_volume("data"))
-    await world.virtual.create(PERSISTENT_VOLUME_CLAIMS, a_claim("data"))
+    await world.virtual.create(PERSISTENT_VOLUMES, new_volume("data"))
+    await world.virtual.create(PERSISTENT_VOLUME_CLAIMS, new_claim("data"))
 
 
 async def read_metrics(world: World) -> None:
@@ -209,7 +209,7 @@ async def kill_syncers_and_occupy_node_name(world: World) -> None:
     """Kill the syncers, and take the name of the next virtual node. The new syncers choose another name."""
     await world.kill_syncers()
     await world.virtual.create(NODES, object_named("vnode-east-n2"))
-    await world.physical.create(NODES, a_node("n2"))
+    await world.physical.create(NODES, physical_node("n2"))
     await wait_for_any(world.virtual, NODES, lambda node: annotations_of(node).get(keys.PHYSICAL_NODE_NAME) == "n2")
     await world.virtual.delete(NODES, object_named("vnode-east-n2"))
 
@@ -267,7 +267,7 @@ async def update_virtual_node(world: World) -> None:
     )
     await wait_for_any(world.virtual, PODS, lambda pod: pod["spec"].get("nodeName") == NODE, keys.HOST_PORTS_NAMESPACE)
     await world.physical.delete(PODS, object_named("web", "default"), grace_seconds=0)
-    await world.virtual.create(POLICIES, {**an_object(POLICIES, "ours"), "spec": {"cluster": "east"}})
+    await world.virtual.create(POLICIES, {**new_object(POLICIES, "ours"), "spec": {"cluster": "east"}})
     await wait_for_object(world.virtual, POLICIES, "ours", lambda policy: value_at(policy, "status", "nodes") == 2)
 
 
@@ -282,7 +282,7 @@ async def run_pod_with_dependencies(world: World) -> None:
     endpoints = [{"addresses": ["10.1.2.3"]}]
     slice = {"metadata": {"name": "web-1", "namespace": "default", "labels": labels}, "addressType": "IPv4"}
     await virtual.create(ENDPOINT_SLICES, {**slice, "ports": ports, "endpoints": endpoints})
-    await virtual.create(PODS, a_pod("work"))
+    await virtual.create(PODS, new_pod("work"))
     twin = await wait_for_object(physical, PODS, await world.name_below("work"), bool, MOUNT)
     about = {"kind": "Pod", "namespace": MOUNT, "name": name_of(twin), "uid": uid_of(twin)}
     for number in (1, 2):
@@ -368,7 +368,7 @@ async def remove_owner_labels(world: World) -> None:
     for resource in (PERSISTENT_VOLUMES, PERSISTENT_VOLUME_CLAIMS):
         async with without_labels(world.physical, resource, ours):
             if resource is PERSISTENT_VOLUMES:
-                await world.virtual.create(PODS, a_pod("second"))
+                await world.virtual.create(PODS, new_pod("second"))
             await wait_until_used(audit, f"get {resource.plural}", world.physical.server_version)
     await world.virtual.delete(PODS, object_named("second", "default"))
 
@@ -413,7 +413,7 @@ async def end_lease(world: World) -> None:
     await wait_until_deleted(world.virtual, PODS, "work", "default")
     await world.physical.patch(POLICIES, object_named(name_of(policy)), {"spec": {"timeWindows": None}})
     await wait_for_object(world.virtual, NODES, NODE, lambda node: not out_of_windows(node))
-    await world.virtual.create(PODS, a_pod("more"))
+    await world.virtual.create(PODS, new_pod("more"))
     await wait_for_object(world.physical, PODS, await world.name_below("more"), bool, MOUNT)
     await world.physical.patch(
         NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
@@ -447,7 +447,7 @@ async def unjoin_cluster(world: World) -> None:
 async def join_again_and_unjoin_by_force(world: World) -> None:
     """Unjoin while the cluster is down. Once it is back, the leftovers are deleted."""
     await world.join()
-    await world.virtual.create(PODS, a_pod("again"))
+    await world.virtual.create(PODS, new_pod("again"))
     await wait_for_object(world.physical, PODS, await world.name_below("again"), bool, MOUNT)
     world.below.pause("kube-apiserver")
     try:
@@ -500,7 +500,7 @@ async def running_world(planes: tuple[ControlPlane, ControlPlane], assets: Path,
     above, below = planes
     virtual, physical = client_of(above), client_of(below)
     try:
-        await physical.create(NODES, a_node("n1"))
+        await physical.create(NODES, physical_node("n1"))
         async with (
             ready_nodes(below),
             running_installation(above, assets, folder, MANAGER_SETTINGS, SYNCER_SETTINGS) as installed,
@@ -600,16 +600,16 @@ def reference_to(obj: Object) -> Object:
     return object_named(name_of(obj), namespace_of(obj))
 
 
-def an_object(resource: Resource, name: str) -> Object:
+def new_object(resource: Resource, name: str) -> Object:
     return {"apiVersion": resource.api_version, "kind": resource.kind, **object_named(name)}
 
 
-def a_node(name: str) -> Object:
+def physical_node(name: str) -> Object:
     amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
     return new_node(SIMULATED_NODES, name, amounts)
 
 
-def a_pod(name: str) -> Object:
+def new_pod(name: str) -> Object:
     """Return a pod with a token, a ConfigMap, a Secret and a volume."""
     volumes = [
         {"name": "settings", "configMap": {"name": "settings"}},
@@ -625,7 +625,7 @@ def a_pod(name: str) -> Object:
     return {**object_named(name, "default"), "spec": {"nodeName": NODE, "containers": [container], "volumes": volumes}}
 
 
-def a_volume(name: str) -> Object:
+def new_volume(name: str) -> Object:
     spec = {
         "capacity": {"storage": "1Gi"},
         "accessModes": ["ReadWriteOnce"],
@@ -635,7 +635,7 @@ def a_volume(name: str) -> Object:
     return {**object_named(name), "spec": spec}
 
 
-def a_claim(name: str) -> Object:
+def new_claim(name: str) -> Object:
     spec = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Gi"}},

@@ -29,8 +29,8 @@ from tapestry.kube.objects import Object, key_of, name_of, namespace_of, object_
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, SERVICES
 from tapestry.local.kubernetes import ControlPlane
 
-from ..integration.crowds import wait_until_lent
-from ..integration.lending import TAPESTRY, Lending, an_object, install_kinds, lending, wait_until
+from ..integration.bound_clusters import TAPESTRY, BoundClusters, bound_clusters, install_kinds, new_object, wait_until
+from ..integration.pod_batches import wait_until_lent
 from ..integration.processes import running
 from .chaos.churn import DAY, NIGHT, Churn
 from .chaos.faults import FaultInjector, Target
@@ -145,7 +145,7 @@ async def open_target(
     """Create a binding with its own physical cluster and foreign objects in it. Its syncers do not run yet."""
     rng = random.Random(f"gates {seed}")
     site = await stack.enter_async_context(
-        lending(virtual, physical, folder, name=folder.name, directScheduling=True, disableNodeDefaultTaint=True)
+        bound_clusters(virtual, physical, folder, name=folder.name, directScheduling=True, disableNodeDefaultTaint=True)
     )
     stack.enter_context(
         running([sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig], folder / "kubelet.log")
@@ -189,7 +189,7 @@ async def run_until_agreement(scale: Scale, churn: Churn, injector: FaultInjecto
     return time.monotonic() - started, observer.disagreements()
 
 
-async def finish_twins(observer: Observer, sites: Sequence[Lending]) -> None:
+async def finish_twins(observer: Observer, sites: Sequence[BoundClusters]) -> None:
     """Report twins that should finish as succeeded, as a kubelet would."""
     clients = {site.name: site.physical for site in sites}
     while True:
@@ -233,9 +233,9 @@ def figures_of(scale: Scale, churn: Churn, injector: FaultInjector, seconds: flo
 # -- foreign objects
 
 
-async def add_foreign(site: Lending) -> None:
+async def add_foreign(site: BoundClusters) -> None:
     """Create objects of the owner, some with labels that resemble ours."""
-    await site.physical.create(NAMESPACES, an_object("Namespace", {"name": OWNERS}))
+    await site.physical.create(NAMESPACES, new_object("Namespace", {"name": OWNERS}))
     ours = (await binding_of_site(site)).owner_labels()
     label_sets: list[dict[str, str]] = [{}, {keys.MANAGED_BY: keys.TAPESTRY}, {**ours, keys.VIRTUAL_CLUSTER: "another"}]
     for namespace in (site.mount, OWNERS):
@@ -247,17 +247,17 @@ async def add_foreign(site: Lending) -> None:
                 "labels": labels,
                 "annotations": annotations,
             }
-            await site.physical.create(CONFIGMAPS, an_object("ConfigMap", metadata, data={"key": "owner's"}))
-            await site.physical.create(SECRETS, an_object("Secret", metadata, stringData={"key": "owner's"}))
+            await site.physical.create(CONFIGMAPS, new_object("ConfigMap", metadata, data={"key": "owner's"}))
+            await site.physical.create(SECRETS, new_object("Secret", metadata, stringData={"key": "owner's"}))
             service = {"ports": [{"port": 80}], "selector": {"app": "owners"}}
-            await site.physical.create(SERVICES, an_object("Service", metadata, spec=service))
+            await site.physical.create(SERVICES, new_object("Service", metadata, spec=service))
             container = {"name": "c", "image": "images.example/busybox:1"}
             spec = {"nodeName": f"{site.name}-{number}", "containers": [container]}
-            await site.physical.create(PODS, an_object("Pod", metadata, spec=spec))
+            await site.physical.create(PODS, new_object("Pod", metadata, spec=spec))
             await wait_until(site.physical, PODS, metadata["name"], lambda pod: phase_of(pod) == "Running", namespace)
 
 
-async def foreign_versions(site: Lending) -> dict[str, tuple[str, str]]:
+async def foreign_versions(site: BoundClusters) -> dict[str, tuple[str, str]]:
     """Return UID and resourceVersion of every object that is not ours."""
     binding = await binding_of_site(site)
     found = {}
@@ -274,7 +274,7 @@ def foreign_changes(before: dict[str, tuple[str, str]], after: dict[str, tuple[s
     return [f"{name} is not ours, and changed" for name in names if before.get(name) != after.get(name)]
 
 
-def repairs(site: Lending) -> list[str]:
+def repairs(site: BoundClusters) -> list[str]:
     """Return the actions that `tapestry repair` would take."""
     environ = {**os.environ, "KUBECONFIG": str(site.virtual_plane.kubeconfig)}
     command = [str(TAPESTRY), "repair", site.name, "--dry-run", "-o", "json"]

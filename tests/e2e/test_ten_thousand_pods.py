@@ -12,8 +12,8 @@ from tapestry.kube.objects import key_of, version_of
 from tapestry.kube.resources import PODS
 from tapestry.local.kubernetes import ControlPlane
 
-from ..integration.crowds import CROWD, crowd, lend, wait_until_lent
-from ..integration.lending import Lending, install_kinds, lending
+from ..integration.bound_clusters import BoundClusters, bound_clusters, install_kinds
+from ..integration.pod_batches import POD_BATCH, lend, pod_batch, wait_until_lent
 from ..integration.processes import rss_megabytes, running
 
 PHYSICAL_NODES = 1_000
@@ -44,7 +44,7 @@ async def measure(virtual: ControlPlane, physical: ControlPlane, folder: Path) -
     kubelet = [sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig]
     for plane in (virtual, physical):
         await install_kinds(plane)
-    async with lending(virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True) as site:
+    async with bound_clusters(virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True) as site:
         nodes = await lend(site, PHYSICAL_NODES)
         with running(kubelet, folder / "kubelet.log"):
             with site.syncer(forked=False) as syncer:
@@ -53,21 +53,21 @@ async def measure(virtual: ControlPlane, physical: ControlPlane, folder: Path) -
             return megabytes, await seconds_after_restart(site, nodes)
 
 
-async def memory_with_all_pods(site: Lending, nodes: list[str], pid: int) -> float:
+async def memory_with_all_pods(site: BoundClusters, nodes: list[str], pid: int) -> float:
     """Run all pods and return the memory of the syncer in MB."""
-    async with crowd(site, "many") as many:
+    async with pod_batch(site, "many") as many:
         await many.bind(POD_COUNT, nodes)
         await many.wait_until_running(POD_COUNT, timeout=600)
     return rss_megabytes(pid)
 
 
-async def seconds_after_restart(site: Lending, nodes: list[str]) -> float:
+async def seconds_after_restart(site: BoundClusters, nodes: list[str]) -> float:
     """Return the seconds until a new syncer has mapped a waiting pod. Check that no other pod has changed.
 
     A second pod is at the end of the queue: when it runs, the syncer has processed all pods.
     """
     before = await versions(site)
-    async with crowd(site, "first") as first, crowd(site, "last") as last:
+    async with pod_batch(site, "first") as first, pod_batch(site, "last") as last:
         await first.bind(1, nodes)
         began = time.monotonic()
         with site.syncer(forked=False):
@@ -79,10 +79,10 @@ async def seconds_after_restart(site: Lending, nodes: list[str]) -> float:
     return mapped - began
 
 
-async def versions(site: Lending) -> dict[str, str]:
+async def versions(site: BoundClusters) -> dict[str, str]:
     """Return the resourceVersion of each of the many pods and of each twin."""
-    above = await site.virtual.list(PODS, "default", labels=f"{CROWD}=many")
-    below = await site.physical.list(PODS, site.mount, labels=f"{CROWD}=many")
+    above = await site.virtual.list(PODS, "default", labels=f"{POD_BATCH}=many")
+    below = await site.physical.list(PODS, site.mount, labels=f"{POD_BATCH}=many")
     found = {f"above {key_of(pod)}": version_of(pod) for pod in above}
     found |= {f"below {key_of(pod)}": version_of(pod) for pod in below}
     assert len(found) == 2 * POD_COUNT

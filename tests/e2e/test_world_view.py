@@ -102,7 +102,7 @@ async def terminal(*command: object) -> AsyncIterator[Terminal]:
         os.close(found.master)
 
 
-def a_deployment(replicas: int) -> Object:
+def new_deployment(replicas: int) -> Object:
     container = {"name": "c", "image": "nginx", "resources": {"requests": {"cpu": "3"}}}
     template = {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [container]}}
     spec = {"replicas": replicas, "selector": {"matchLabels": {"app": "web"}}, "template": template}
@@ -122,7 +122,7 @@ async def test_view_updates_and_restores_terminal_on_exit(tmp_path: Path) -> Non
         await screen.wait_for_text("in another terminal")
         assert re.search(rb"\d s  virtual nodes", screen.written)
         async with open_client(folder / "virtual" / "kubeconfig") as virtual:
-            await virtual.create(DEPLOYMENTS, a_deployment(3))
+            await virtual.create(DEPLOYMENTS, new_deployment(3))
         await screen.wait_for_text("1 Pending, 2 Running")
         await screen.wait_for_text("Unscheduled: 0/")
         os.kill(process_of(folder / "virtual"), signal.SIGKILL)

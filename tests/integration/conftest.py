@@ -13,7 +13,7 @@ from tapestry.kube.resources import NAMESPACES
 from tapestry.local.kubernetes import ControlPlane
 
 from ..conftest import Kubectl, kubectl_of
-from .lending import Lending, install_kinds, lending
+from .bound_clusters import BoundClusters, bound_clusters, install_kinds
 from .planes import KUBERNETES, OWN, Plane, Start, starts_kubernetes, starts_own
 from .sides import Ours, Theirs, our_side, their_side
 
@@ -97,9 +97,9 @@ def third_plane(start: Start) -> Iterator[Plane]:
 
 
 @pytest.fixture
-async def site(virtual_plane: Plane, physical_plane: Plane, tmp_path: Path) -> AsyncIterator[Lending]:
+async def site(virtual_plane: Plane, physical_plane: Plane, tmp_path: Path) -> AsyncIterator[BoundClusters]:
     """A new binding between the two clusters.  Its syncer is not started."""
-    async with lending(virtual_plane, physical_plane, tmp_path) as made:
+    async with bound_clusters(virtual_plane, physical_plane, tmp_path) as made:
         yield made
 
 

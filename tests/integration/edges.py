@@ -16,7 +16,7 @@ from tapestry.kube.objects import Object, is_deleting, name_of, value_at
 from tapestry.kube.pods import taint_named
 from tapestry.kube.resources import NODES, PODS
 
-from .lending import Lending
+from .bound_clusters import BoundClusters
 
 POLICIES = 10
 GRACE = 5
@@ -63,7 +63,7 @@ class Measured:
         return sum(error < 0 for error in self.deadline_error)
 
 
-async def measured(site: Lending, minutes: int) -> Measured:
+async def measured(site: BoundClusters, minutes: int) -> Measured:
     """Measure the given number of whole minutes, beginning with the next one."""
     nodes = [f"{site.name}-{number}" for number in range(POLICIES)]
     for node in nodes:
@@ -109,7 +109,7 @@ def windows(first: datetime, minutes: int, *, closes_first: bool) -> list[Object
     return [{"start": f"{start:%H:%M}", "end": f"{end:%H:%M}"} for start, end in spans]
 
 
-async def add_policy(site: Lending, node: str, open_in: list[Object]) -> None:
+async def add_policy(site: BoundClusters, node: str, open_in: list[Object]) -> None:
     only = {"matchExpressions": [{"key": "policy", "operator": "In", "values": [node]}]}
     await site.add_policy(
         node,
@@ -120,7 +120,7 @@ async def add_policy(site: Lending, node: str, open_in: list[Object]) -> None:
     )
 
 
-async def bind_pods(site: Lending, minute: int, nodes: Iterable[str]) -> set[str]:
+async def bind_pods(site: BoundClusters, minute: int, nodes: Iterable[str]) -> set[str]:
     """Create pods on each node that tolerate everything and have no grace period."""
     spec = {"tolerations": [{"operator": "Exists"}], "terminationGracePeriodSeconds": 0}
     return {
@@ -130,7 +130,7 @@ async def bind_pods(site: Lending, minute: int, nodes: Iterable[str]) -> set[str
     }
 
 
-def informers(site: Lending, seen: Observations) -> tuple[Informer, Informer]:
+def informers(site: BoundClusters, seen: Observations) -> tuple[Informer, Informer]:
     nodes = Informer(site.virtual, NODES, labels=f"{keys.CLUSTER_BINDING}={site.name}")
     nodes.on_change(seen.observe_node)
     pods = Informer(site.virtual, PODS, namespace="default", keep=lambda pod: name_of(pod).startswith(site.name))

@@ -119,7 +119,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def a_layout(prefix: str) -> KeyLayout:
+def new_layout(prefix: str) -> KeyLayout:
     return KeyLayout(prefix, {row.storage for row in published_api().resources})
 
 
@@ -129,7 +129,7 @@ async def following(
 ) -> AsyncIterator[EtcdStore]:
     """A store of a separate server that has caught up with etcd."""
     async with EtcdClient([urls] if isinstance(urls, str) else urls, certificates) as client:
-        store = EtcdStore(client, a_layout(prefix), history_seconds=300)
+        store = EtcdStore(client, new_layout(prefix), history_seconds=300)
         await store.load()
         async with asyncio.TaskGroup() as group:
             running = group.create_task(store.run())

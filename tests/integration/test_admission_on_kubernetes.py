@@ -7,7 +7,7 @@ from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import is_deleting, object_named, value_at
 from tapestry.kube.resources import NODES, PODS
 
-from .lending import Lending
+from .bound_clusters import BoundClusters
 from .test_pods_on_kubernetes import has_reason, mapped, phase
 
 EVERYTHING = [{"operator": "Exists"}]
@@ -23,7 +23,7 @@ def later_today() -> dict[str, str]:
     return {"start": f"{start:%H:%M}", "end": f"{end:%H:%M}"}
 
 
-async def test_no_pod_starts_outside_or_outlasts_its_lease(site: Lending) -> None:
+async def test_no_pod_starts_outside_or_outlasts_its_lease(site: BoundClusters) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all", timeWindows=[later_today()])

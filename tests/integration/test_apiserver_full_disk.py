@@ -25,7 +25,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-class Hand:
+class ServerClient:
     """A client of a server."""
 
     def __init__(self, server: OwnServer, session: aiohttp.ClientSession) -> None:
@@ -58,7 +58,7 @@ async def test_full_disk_loses_no_acknowledged_write_and_writes_resume(
     ballast.write_bytes(bytes(4_500_000))
     with OwnServer(small_disk / "data", "--controllers", "none") as server:
         async with session_for(server) as session:
-            hand = Hand(server, session)
+            hand = ServerClient(server, session)
             acknowledged = set()
             for number in range(MOST):
                 status, found = await hand.create(f"c{number}")
@@ -77,4 +77,4 @@ async def test_full_disk_loses_no_acknowledged_write_and_writes_resume(
         server.kill()
         server.start()
         async with session_for(server) as session:
-            assert await Hand(server, session).names() == {*acknowledged, "after"}
+            assert await ServerClient(server, session).names() == {*acknowledged, "after"}

@@ -24,7 +24,7 @@ from tapestry.kube.patches import apply_merge_patch
 from tapestry.kube.resources import CRDS, Resource
 from tapestry.local.kubernetes import ControlPlane
 
-from ..unit.apiserver.conftest import Hand
+from ..unit.apiserver.conftest import ServerClient
 from .etcds import Etcd
 from .servers import TAPESTRY, OwnServer
 
@@ -62,22 +62,27 @@ def etcd(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @asynccontextmanager
-async def a_server(folder: Path, servers: Servers, **more: Any) -> AsyncIterator[Hand]:
+async def new_server(folder: Path, servers: Servers, **more: Any) -> AsyncIterator[ServerClient]:
     """Our API server without a socket."""
     here = {"etcd": servers, "file_rootpath": str(folder), **more}
     config = ApiServerConfig(backend="etcd", secure_address="", pod_accounts=False, **here)
     async with run_apiserver(config) as made:
-        yield Hand(made.server, made.account_tokens)
+        yield ServerClient(made.server, made.account_tokens)
 
 
 @asynccontextmanager
-async def two_servers(folder: Path, url: str, prefix: str, **config: Any) -> AsyncIterator[tuple[Hand, Hand]]:
+async def two_servers(
+    folder: Path, url: str, prefix: str, **config: Any
+) -> AsyncIterator[tuple[ServerClient, ServerClient]]:
     servers = Servers(servers=[url], prefix=prefix)
-    async with a_server(folder / "one", servers, **config) as one, a_server(folder / "other", servers, **config) as two:
+    async with (
+        new_server(folder / "one", servers, **config) as one,
+        new_server(folder / "other", servers, **config) as two,
+    ):
         yield one, two
 
 
-def a_map(name: str, **data: str) -> Object:
+def new_map(name: str, **data: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
@@ -102,7 +107,7 @@ async def test_acknowledged_writes_are_visible_at_the_other_server(etcd: Etcd, t
         assert isinstance(watching, WatchResponse)
         chunks = watching.chunks()
         for number in range(20):
-            made = await one.made(CONFIGMAPS, a_map(f"m{number}"))
+            made = await one.made(CONFIGMAPS, new_map(f"m{number}"))
             assert await other("GET", f"{CONFIGMAPS}/m{number}") == (200, made)
             status, changed = await other("PUT", f"{CONFIGMAPS}/m{number}", {**made, "data": {"at": "other"}})
             assert status == 200
@@ -119,7 +124,7 @@ async def test_acknowledged_writes_are_visible_at_the_other_server(etcd: Etcd, t
 async def test_list_continues_at_the_other_server(etcd: Etcd, tmp_path: Path) -> None:
     async with two_servers(tmp_path, etcd.url, "/pages") as (one, other):
         for number in range(5):
-            await one.made(CONFIGMAPS, a_map(f"m{number}"))
+            await one.made(CONFIGMAPS, new_map(f"m{number}"))
         _, page = await one("GET", CONFIGMAPS, limit="2")
         await one("DELETE", f"{CONFIGMAPS}/m3")
         names = [item["metadata"]["name"] for item in page["items"]]
@@ -133,13 +138,13 @@ async def test_two_servers_never_allocate_the_same_address_or_port(etcd: Etcd, t
     """24 of 29 addresses are allocated in one burst; then both servers request the same address and 8 ports."""
     ports = [{"type": "NodePort", "ports": [{"port": 80, "nodePort": 30000 + number}]} for number in range(8)]
 
-    def a_service(name: str, **spec: Any) -> Object:
+    def new_service(name: str, **spec: Any) -> Object:
         return {"metadata": {"name": name}, "spec": {"ports": [{"port": 80}], **spec}}
 
     async with two_servers(tmp_path, etcd.url, "/services", service_cluster_ip_range="10.0.0.0/27") as servers:
         async with asyncio.TaskGroup() as group:
             burst = [
-                group.create_task(servers[number % 2].made(SERVICES, a_service(f"s{number}"))) for number in range(24)
+                group.create_task(servers[number % 2].made(SERVICES, new_service(f"s{number}"))) for number in range(24)
             ]
         assert len({task.result()["spec"]["clusterIP"] for task in burst}) == 24
         for number in range(24):
@@ -147,7 +152,7 @@ async def test_two_servers_never_allocate_the_same_address_or_port(etcd: Etcd, t
         async with asyncio.TaskGroup() as group:
             pairs = [
                 [
-                    group.create_task(each("POST", SERVICES, a_service(f"{name}{number}", **spec)))
+                    group.create_task(each("POST", SERVICES, new_service(f"{name}{number}", **spec)))
                     for each, name in zip(servers, ("one", "other"), strict=True)
                 ]
                 for number, spec in enumerate([{"clusterIP": "10.0.0.9"}, *ports])
@@ -166,9 +171,9 @@ async def test_definition_from_one_server_is_served_by_other(etcd: Etcd, tmp_pat
 
 async def test_concurrent_increments_at_two_servers_are_not_lost(etcd: Etcd, tmp_path: Path) -> None:
     async with two_servers(tmp_path, etcd.url, "/increments") as (one, other):
-        await one.made(CONFIGMAPS, a_map("m", n="0"))
+        await one.made(CONFIGMAPS, new_map("m", n="0"))
 
-        async def increment(hand: Hand) -> None:
+        async def increment(hand: ServerClient) -> None:
             status = 409
             while status == 409:
                 _, found = await hand("GET", f"{CONFIGMAPS}/m")
@@ -186,9 +191,9 @@ async def test_concurrent_increments_at_two_servers_are_not_lost(etcd: Etcd, tmp
 
 async def test_concurrent_patches_without_a_version_are_all_applied(etcd: Etcd, tmp_path: Path) -> None:
     async with two_servers(tmp_path, etcd.url, "/patches") as (one, other):
-        await one.made(CONFIGMAPS, a_map("m"))
+        await one.made(CONFIGMAPS, new_map("m"))
 
-        async def patch(hand: Hand, number: int) -> None:
+        async def patch(hand: ServerClient, number: int) -> None:
             body = {"data": {f"k{number}": "x"}}
             status, _ = await hand("PATCH", f"{CONFIGMAPS}/m", body, kind="application/merge-patch+json")
             assert status == 200
@@ -203,14 +208,14 @@ async def test_server_answers_503_until_etcd_returns(
     kube_assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Etcd(kube_assets, tmp_path) as etcd:
-        async with a_server(tmp_path / "own", Servers(servers=[etcd.url])) as hand:
-            await hand.made(CONFIGMAPS, a_map("kept"))
+        async with new_server(tmp_path / "own", Servers(servers=[etcd.url])) as hand:
+            await hand.made(CONFIGMAPS, new_map("kept"))
             etcd.kill()
             with monkeypatch.context() as hurried:
                 hurried.setattr("tapestry.apiserver.storage.etcd.store.READ_TIMEOUT", 1.0)
                 status, body = 504, {}
                 while status == 504:  # requests in flight when etcd died
-                    status, body = await hand("POST", CONFIGMAPS, a_map("lost"))
+                    status, body = await hand("POST", CONFIGMAPS, new_map("lost"))
                 assert (status, body["reason"]) == (503, "ServiceUnavailable")
                 assert f"etcd at {etcd.url}" in body["message"]
                 assert (await hand("GET", f"{CONFIGMAPS}/kept"))[0] == 503
@@ -230,7 +235,7 @@ async def test_apiserver_command_serves_and_keeps_data_in_etcd(etcd: Etcd, tmp_p
         with OwnServer(tmp_path / name, *flags) as server:
             client = Client(HttpTransport(load_access([server.kubeconfig], environ=os.environ)))
             if name == "one":
-                await client.create(maps, {**a_map("m"), "metadata": {"name": "m", "namespace": "default"}})
+                await client.create(maps, {**new_map("m"), "metadata": {"name": "m", "namespace": "default"}})
             found.append(await client.get(maps, "m", "default"))
             await client.close()
     assert found[0] == found[1]
@@ -280,7 +285,7 @@ SAMPLES: Mapping[Resource, Object] = {
 }
 
 
-def a_sample(resource: Resource, name: str, body: Object) -> Object:
+def new_sample(resource: Resource, name: str, body: Object) -> Object:
     place = {"namespace": "default"} if resource.namespaced else {}
     return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name, **place}, **body}
 
@@ -289,16 +294,16 @@ async def test_kube_apiserver_and_ours_share_one_etcd(kube_assets: Path, tmp_pat
     in_json = {"storage-media-type": "application/json"}  # otherwise the servers could not share etcd
     with ControlPlane(tmp_path / "kubernetes", kube_assets, fsync=False, flags=in_json) as plane:
         kube = Client(HttpTransport(load_access([plane.kubeconfig], environ=os.environ)))
-        async with a_server(tmp_path / "own", Servers(servers=[plane.etcd_url])) as ours:
+        async with new_server(tmp_path / "own", Servers(servers=[plane.etcd_url])) as ours:
             await ours.made(CRDS.path(), DEFINITION)
             await wait_for(kube, WIDGETS, "w", "default", until=lambda found: found is None)
             _, own = await ours("GET", "/apis/apiregistration.k8s.io/v1/apiservices")
             assert "v1.apps" in map(name_of, own["items"]), "what they keep of their own groups"
             for resource, body in SAMPLES.items():
                 namespace = "default" if resource.namespaced else None
-                made = await kube.create(resource, a_sample(resource, "theirs", body))
+                made = await kube.create(resource, new_sample(resource, "theirs", body))
                 assert (await ours("GET", resource.path(namespace, name_of(made))))[1] == made
-                made = await ours.made(resource.path(namespace), a_sample(resource, "ours", body))
+                made = await ours.made(resource.path(namespace), new_sample(resource, "ours", body))
                 found = await kube.get(resource, name_of(made), namespace)
                 assert apply_merge_patch(found, made) == found, "what they fill in beside it is theirs to know"
                 assert found["metadata"] == made["metadata"]
@@ -312,13 +317,13 @@ async def test_apply_and_put_require_the_create_permission_on_etcd(etcd: Etcd, t
     reference = {"kind": "ClusterRole", "name": "eves", "apiGroup": group}
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "new"}}
     leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-    async with a_server(tmp_path, Servers(servers=[etcd.url], prefix="/creations")) as call:
+    async with new_server(tmp_path, Servers(servers=[etcd.url], prefix="/creations")) as call:
         await call.made(f"{rbac}/clusterroles", {"metadata": {"name": "eves"}, "rules": [rule]})
         binding = {"metadata": {"name": "eves"}, "roleRef": reference, "subjects": [subject]}
         await call.made(f"{rbac}/clusterrolebindings", binding)
         eve, kind = call.being(User("eve", ("system:authenticated",))), "application/apply-patch+yaml"
-        for path, body in ((f"{CONFIGMAPS}/new", a_map("new")), (f"{leases}/new", lease)):
+        for path, body in ((f"{CONFIGMAPS}/new", new_map("new")), (f"{leases}/new", lease)):
             assert (await eve("PATCH", path, body, kind=kind, fieldManager="eve"))[0] == 403
         assert (await eve("PUT", f"{leases}/new", lease))[0] == 403
-        await call.made(CONFIGMAPS, a_map("new"))
-        assert (await eve("PATCH", f"{CONFIGMAPS}/new", a_map("new", a="b"), kind=kind, fieldManager="eve"))[0] == 200
+        await call.made(CONFIGMAPS, new_map("new"))
+        assert (await eve("PATCH", f"{CONFIGMAPS}/new", new_map("new", a="b"), kind=kind, fieldManager="eve"))[0] == 200

@@ -21,7 +21,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield client
 
 
-def a_pod(name: str) -> Any:
+def new_pod(name: str) -> Any:
     models = kubernetes.client
     container = models.V1Container(
         name="c", image="nginx", resources=models.V1ResourceRequirements(limits={"cpu": "1"})
@@ -32,7 +32,7 @@ def a_pod(name: str) -> Any:
 
 def test_objects_are_created_read_changed_and_deleted(api: Any) -> None:
     core = kubernetes.client.CoreV1Api(api)
-    made = core.create_namespaced_pod("default", a_pod("life"))
+    made = core.create_namespaced_pod("default", new_pod("life"))
     assert (made.status.phase, made.spec.containers[0].resources.requests) == ("Pending", {"cpu": "1"})
     assert made.metadata.creation_timestamp is not None
     changed = core.patch_namespaced_pod("life", "default", {"metadata": {"labels": {"tier": "front"}}})
@@ -63,7 +63,7 @@ def test_write_to_an_older_version_is_refused(api: Any) -> None:
 def test_watch_reports_changes(api: Any) -> None:
     core = kubernetes.client.CoreV1Api(api)
     version = core.list_namespaced_pod("default").metadata.resource_version
-    threading.Thread(target=core.create_namespaced_pod, args=("default", a_pod("seen"))).start()
+    threading.Thread(target=core.create_namespaced_pod, args=("default", new_pod("seen"))).start()
     watch = kubernetes.watch.Watch()
     events = watch.stream(core.list_namespaced_pod, "default", resource_version=version, timeout_seconds=20)
     event = next(event for event in events if event["object"].metadata.name == "seen")
@@ -74,7 +74,7 @@ def test_watch_reports_changes(api: Any) -> None:
 def test_deployments_scale_and_status_is_a_subresource(api: Any) -> None:
     apps, models = kubernetes.client.AppsV1Api(api), kubernetes.client
     labels = {"app": "web"}
-    template = models.V1PodTemplateSpec(metadata=models.V1ObjectMeta(labels=labels), spec=a_pod("x").spec)
+    template = models.V1PodTemplateSpec(metadata=models.V1ObjectMeta(labels=labels), spec=new_pod("x").spec)
     spec = models.V1DeploymentSpec(selector=models.V1LabelSelector(match_labels=labels), template=template)
     made = apps.create_namespaced_deployment(
         "default", models.V1Deployment(metadata=models.V1ObjectMeta(name="web"), spec=spec)

@@ -24,7 +24,7 @@ CLIENT = "kubernetes.io/kube-apiserver-client"
 
 
 @asynccontextmanager
-async def an_apiserver(folder: Path) -> AsyncIterator[Path]:
+async def new_apiserver(folder: Path) -> AsyncIterator[Path]:
     server = OwnServer(folder)
     await asyncio.to_thread(server.start)
     try:
@@ -34,7 +34,7 @@ async def an_apiserver(folder: Path) -> AsyncIterator[Path]:
 
 
 @asynccontextmanager
-async def a_cluster(folder: Path) -> AsyncIterator[Path]:
+async def new_cluster(folder: Path) -> AsyncIterator[Path]:
     """A cluster as `tapestry cluster` and `tapestry up` run it."""
     async with tapestry_control_plane(folder) as served, asyncio.TaskGroup() as group:
         group.create_task(served.manager.run())
@@ -52,7 +52,7 @@ def by(kube_assets: Path, kubeconfig: Path, *flags: str) -> Kubectl:
     return run
 
 
-def a_request(key: ec.EllipticCurvePrivateKey, name: str, *groups: str) -> str:
+def new_request(key: ec.EllipticCurvePrivateKey, name: str, *groups: str) -> str:
     made = x509.CertificateSigningRequestBuilder().subject_name(subject_name("jane", groups)).sign(key, hashes.SHA256())
     text = base64.b64encode(made.public_bytes(serialization.Encoding.PEM)).decode()
     return json.dumps(
@@ -65,14 +65,14 @@ def a_request(key: ec.EllipticCurvePrivateKey, name: str, *groups: str) -> str:
     )
 
 
-@pytest.mark.parametrize("serving", [an_apiserver, a_cluster])
+@pytest.mark.parametrize("serving", [new_apiserver, new_cluster])
 async def test_approved_request_yields_a_working_certificate(
     kube_assets: Path, tmp_path: Path, serving: Callable[[Path], AbstractAsyncContextManager[Path]]
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     files = {name: tmp_path / name for name in ("good.json", "bad.json", "jane.crt", "jane.key")}
-    files["good.json"].write_text(a_request(key, "jane", "devs"))
-    files["bad.json"].write_text(a_request(key, "root", "system:masters"))
+    files["good.json"].write_text(new_request(key, "jane", "devs"))
+    files["bad.json"].write_text(new_request(key, "root", "system:masters"))
     files["jane.key"].write_bytes(private_key_pem(key))
     async with serving(tmp_path / "data") as kubeconfig:
         admin = by(kube_assets, kubeconfig)

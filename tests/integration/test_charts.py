@@ -18,8 +18,8 @@ from tapestry.kube.objects import Object, name_of, namespace_of
 from tapestry.kube.resources import NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.manager.installation import installation_objects
 
+from .bound_clusters import client_of
 from .forked import completed
-from .lending import client_of
 from .planes import Plane, Start
 
 ROOT = Path(__file__).parents[2]

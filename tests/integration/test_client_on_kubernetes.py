@@ -44,18 +44,18 @@ from tapestry.process.audit import AuditLog
 BUDGETS = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 
 
-def a_pod(name: str, namespace: str, **spec: Any) -> Object:
+def new_pod(name: str, namespace: str, **spec: Any) -> Object:
     containers = [{"name": "main", "image": "pause"}]
     metadata = {"name": name, "namespace": namespace, "labels": {"app": name}}
     return {"metadata": metadata, "spec": {"containers": containers, **spec}}
 
 
-def a_config(name: str, namespace: str, **data: str) -> Object:
+def new_config(name: str, namespace: str, **data: str) -> Object:
     return {**object_named(name, namespace), "data": data}
 
 
 @asynccontextmanager
-async def a_client_with(access: Access) -> AsyncIterator[Client]:
+async def new_client_with(access: Access) -> AsyncIterator[Client]:
     client = Client(HttpTransport(access))
     yield client
     await client.close()
@@ -65,16 +65,16 @@ async def a_client_with(access: Access) -> AsyncIterator[Client]:
 
 
 async def test_object_is_created_read_and_replaced(client: Client, namespace: str) -> None:
-    made = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
+    made = await client.create(CONFIGMAPS, new_config("c", namespace, colour="blue"))
     assert made == await client.get(CONFIGMAPS, "c", namespace)
     assert (made["kind"], made["apiVersion"]) == ("ConfigMap", "v1")
     with pytest.raises(AlreadyExists):
-        await client.create(CONFIGMAPS, a_config("c", namespace))
+        await client.create(CONFIGMAPS, new_config("c", namespace))
     red = await client.replace(CONFIGMAPS, {**made, "data": {"colour": "red"}})
     with pytest.raises(Conflict):
         await client.replace(CONFIGMAPS, {**made, "data": {"colour": "green"}})
     assert await client.get(CONFIGMAPS, "c", namespace) == red
-    unconditional = await client.replace(CONFIGMAPS, a_config("c", namespace, colour="grey"))
+    unconditional = await client.replace(CONFIGMAPS, new_config("c", namespace, colour="grey"))
     assert unconditional["data"] == {"colour": "grey"}
 
 
@@ -99,8 +99,8 @@ async def test_generate_name_yields_a_name(client: Client, namespace: str) -> No
 
 
 async def test_a_dry_run_changes_nothing(client: Client, namespace: str) -> None:
-    made = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
-    await client.create(CONFIGMAPS, a_config("never", namespace), dry_run=True)
+    made = await client.create(CONFIGMAPS, new_config("c", namespace, colour="blue"))
+    await client.create(CONFIGMAPS, new_config("never", namespace), dry_run=True)
     red = {"data": {"colour": "red"}}
     assert (await client.replace(CONFIGMAPS, {**made, **red}, dry_run=True))["data"] == red["data"]
     assert (await client.patch(CONFIGMAPS, made, red, dry_run=True))["data"] == red["data"]
@@ -148,7 +148,7 @@ async def test_merge_strategic_and_json_patches_are_applied(client: Client, name
 async def test_safety_rule_4_patch_for_another_version_conflicts(
     client: Client, namespace: str, type: PatchType, patch: Any
 ) -> None:
-    stale = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
+    stale = await client.create(CONFIGMAPS, new_config("c", namespace, colour="blue"))
     current = await client.patch(CONFIGMAPS, stale, {"data": {"size": "small"}})
     with pytest.raises(Conflict):
         await client.patch(CONFIGMAPS, stale, patch, type=type)
@@ -158,11 +158,11 @@ async def test_safety_rule_4_patch_for_another_version_conflicts(
 
 
 async def test_field_managers_conflict_until_one_forces(client: Client, namespace: str) -> None:
-    await client.apply(CONFIGMAPS, a_config("c", namespace, colour="blue", size="small"), manager="one")
+    await client.apply(CONFIGMAPS, new_config("c", namespace, colour="blue", size="small"), manager="one")
     with pytest.raises(Conflict) as caught:
-        await client.apply(CONFIGMAPS, a_config("c", namespace, colour="red"), manager="two")
+        await client.apply(CONFIGMAPS, new_config("c", namespace, colour="red"), manager="two")
     assert [cause["field"] for cause in caught.value.details["causes"]] == [".data.colour"]
-    forced = await client.apply(CONFIGMAPS, a_config("c", namespace, colour="red"), manager="two", force=True)
+    forced = await client.apply(CONFIGMAPS, new_config("c", namespace, colour="red"), manager="two", force=True)
     assert forced["data"] == {"colour": "red", "size": "small"}
     # A field that no manager applies any more is removed.
     left = await client.apply(CONFIGMAPS, object_named("c", namespace), manager="one")
@@ -173,7 +173,7 @@ async def test_field_managers_conflict_until_one_forces(client: Client, namespac
 
 
 async def test_status_is_written_through_its_subresource(client: Client, namespace: str) -> None:
-    made = await client.create(PODS, a_pod("p", namespace))
+    made = await client.create(PODS, new_pod("p", namespace))
     ignored = await client.patch(PODS, made, {"status": {"phase": "Running"}})
     assert ignored["status"]["phase"] == "Pending"
     written = await client.patch(PODS, ignored, {"status": {"phase": "Running"}}, subresource="status")
@@ -189,7 +189,7 @@ async def test_converge_writes_differences_once(client: Client, namespace: str) 
     made = await client.converge(CONFIGMAPS, None, config)
     assert made["data"] == {"colour": "blue"}
     assert await client.converge(CONFIGMAPS, made, config) is made
-    pod = await client.create(PODS, a_pod("p", namespace))
+    pod = await client.create(PODS, new_pod("p", namespace))
     labels = {"app": None, "new": "yes"}
     wanted = {
         **with_value(object_named("p", namespace), ("metadata", "labels"), labels),
@@ -206,7 +206,7 @@ async def test_converge_writes_differences_once(client: Client, namespace: str) 
 
 async def test_list_pages_share_one_resource_version(client: Client, namespace: str) -> None:
     for number in range(5):
-        await client.create(CONFIGMAPS, a_config(f"c{number}", namespace))
+        await client.create(CONFIGMAPS, new_config(f"c{number}", namespace))
     names, versions = [], set()
     async for part in client.pages(CONFIGMAPS, namespace, page_size=2):
         names.append([name_of(item) for item in part.items or ()])
@@ -223,7 +223,7 @@ async def test_list_pages_share_one_resource_version(client: Client, namespace: 
 
 async def test_selectors_filter_lists(client: Client, namespace: str) -> None:
     for name in ("one", "two"):
-        await client.create(PODS, a_pod(name, namespace, nodeName=f"node-{name}"))
+        await client.create(PODS, new_pod(name, namespace, nodeName=f"node-{name}"))
 
     async def chosen(**selectors: str) -> list[str]:
         return [name_of(pod) for pod in await client.list(PODS, namespace, **selectors)]
@@ -241,9 +241,9 @@ async def test_selectors_filter_lists(client: Client, namespace: str) -> None:
 
 
 async def test_safety_rule_4_deletion_spares_a_recreated_object(client: Client, namespace: str) -> None:
-    first = await client.create(CONFIGMAPS, a_config("c", namespace))
+    first = await client.create(CONFIGMAPS, new_config("c", namespace))
     await client.delete(CONFIGMAPS, first)
-    second = await client.create(CONFIGMAPS, a_config("c", namespace))
+    second = await client.create(CONFIGMAPS, new_config("c", namespace))
     third = await client.patch(CONFIGMAPS, second, {"data": {"a": "b"}})
     for stale in (first, second, with_value(third, ("metadata", "uid"), uid_of(first))):
         with pytest.raises(Conflict):
@@ -254,7 +254,7 @@ async def test_safety_rule_4_deletion_spares_a_recreated_object(client: Client, 
 
 
 async def test_bound_pod_gets_the_requested_grace_period(client: Client, namespace: str) -> None:
-    pod = await client.create(PODS, a_pod("p", namespace, nodeName="n1", terminationGracePeriodSeconds=60))
+    pod = await client.create(PODS, new_pod("p", namespace, nodeName="n1", terminationGracePeriodSeconds=60))
     going = await client.delete(PODS, pod, grace_seconds=20)
     assert is_deleting(going)
     assert going["metadata"]["deletionGracePeriodSeconds"] == 20
@@ -274,14 +274,14 @@ async def test_bound_pod_gets_the_requested_grace_period(client: Client, namespa
 async def test_propagation_sets_the_garbage_collector_finalizer(
     client: Client, namespace: str, propagation: Propagation, finalizers: list[str] | None
 ) -> None:
-    made = await client.create(CONFIGMAPS, a_config("c", namespace))
+    made = await client.create(CONFIGMAPS, new_config("c", namespace))
     going = await client.delete(CONFIGMAPS, made, propagation=propagation)
     assert value_at(going, "metadata", "finalizers") == finalizers
 
 
 async def test_delete_collection_deletes_only_selected_objects(client: Client, namespace: str) -> None:
     for name in ("one", "two", "three"):
-        await client.create(PODS, a_pod(name, namespace))
+        await client.create(PODS, new_pod(name, namespace))
     await client.delete_collection(PODS, namespace, labels="app in (one, two)", fields="metadata.name!=two")
     assert [name_of(pod) for pod in await client.list(PODS, namespace)] == ["three", "two"]
     await client.delete_collection(PODS, namespace)
@@ -293,7 +293,7 @@ async def test_eviction_respects_the_disruption_budget(client: Client, namespace
     await client.create(BUDGETS, {**object_named("b", namespace), "spec": budget})
     running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     guarded, free = [
-        await client.converge(PODS, None, {**a_pod(name, namespace, nodeName="n1"), "status": running})
+        await client.converge(PODS, None, {**new_pod(name, namespace, nodeName="n1"), "status": running})
         for name in ("guarded", "free")
     ]
     with pytest.raises(TooManyRequests) as caught:
@@ -310,7 +310,7 @@ async def test_eviction_respects_the_disruption_budget(client: Client, namespace
 
 async def test_service_account_token_authenticates(client: Client, kubeconfig: Path, namespace: str) -> None:
     await client.create(SERVICE_ACCOUNTS, object_named("robot", namespace))
-    pod = await client.create(PODS, a_pod("p", namespace, serviceAccountName="robot"))
+    pod = await client.create(PODS, new_pod("p", namespace, serviceAccountName="robot"))
     status = await client.request_token("robot", namespace, seconds=600, bound_to=pod)
     review = await client.review(TOKEN_REVIEWS, {"token": status["token"]})
     user = f"system:serviceaccount:{namespace}:robot"
@@ -318,7 +318,7 @@ async def test_service_account_token_authenticates(client: Client, kubeconfig: P
     assert review["status"]["user"]["extra"]["authentication.kubernetes.io/pod-uid"] == [uid_of(pod)]
     admin = load_access([kubeconfig], environ=os.environ)
     credentials = Credentials(StaticAuthorization(f"Bearer {status['token']}"), TlsContextSource(admin.verification))
-    async with a_client_with(replace(admin, credentials=credentials)) as robot:
+    async with new_client_with(replace(admin, credentials=credentials)) as robot:
         with pytest.raises(Forbidden, match=user):
             await robot.list(PODS, namespace)
     other = await client.request_token("robot", namespace, audiences=["elsewhere"])
@@ -339,9 +339,9 @@ async def test_access_reviews_work_for_self_and_others(client: Client, namespace
 async def test_impersonation_acts_as_the_other_user(kubeconfig: Path, namespace: str) -> None:
     groups = (("Impersonate-User", "eve"), ("Impersonate-Group", "staff"), ("Impersonate-Group", "system:masters"))
     access = load_access([kubeconfig], environ=os.environ)
-    async with a_client_with(replace(access, impersonation=groups)) as client:
+    async with new_client_with(replace(access, impersonation=groups)) as client:
         assert await client.list(PODS, namespace) == []
-    async with a_client_with(replace(access, impersonation=groups[:2])) as client:
+    async with new_client_with(replace(access, impersonation=groups[:2])) as client:
         with pytest.raises(Forbidden, match='"eve" cannot list'):
             await client.list(PODS, namespace)
 
@@ -349,7 +349,7 @@ async def test_impersonation_acts_as_the_other_user(kubeconfig: Path, namespace:
 async def test_unknown_token_is_unauthorized(kubeconfig: Path, namespace: str) -> None:
     access = load_access([kubeconfig], environ=os.environ)
     credentials = Credentials(StaticAuthorization("Bearer stranger"), TlsContextSource(access.verification))
-    async with a_client_with(replace(access, credentials=credentials)) as client:
+    async with new_client_with(replace(access, credentials=credentials)) as client:
         with pytest.raises(Unauthorized) as caught:
             await client.list(PODS, namespace)
     assert "stranger" not in str(caught.value)
@@ -370,9 +370,9 @@ async def test_audit_entry_has_code_and_request_id(kubeconfig: Path, namespace: 
     transport = HttpTransport(load_access([kubeconfig], environ=os.environ))
     with AuditLog(str(path)) as audit:
         client = Client(transport, audit=audit)
-        await client.create(CONFIGMAPS, a_config("c", namespace))
+        await client.create(CONFIGMAPS, new_config("c", namespace))
         with pytest.raises(AlreadyExists):
-            await client.create(CONFIGMAPS, a_config("c", namespace))
+            await client.create(CONFIGMAPS, new_config("c", namespace))
         await client.close()
     made, refused = map(json.loads, path.read_text().splitlines())
     assert (made["code"], refused["code"]) == (201, 409)
@@ -393,14 +393,16 @@ Verb = Callable[[Client, Object], Any]
             force=True,
         ),
         lambda client, obj: client.delete(CONFIGMAPS, obj),
-        lambda client, obj: client.create(CONFIGMAPS, a_config(name_of(obj), obj["metadata"]["namespace"], late="yes")),
+        lambda client, obj: client.create(
+            CONFIGMAPS, new_config(name_of(obj), obj["metadata"]["namespace"], late="yes")
+        ),
     ],
     ids=["patch", "replace", "apply", "delete", "create"],
 )
 async def test_safety_rule_4_late_write_of_a_leader_is_refused(
     client: Client, kubeconfig: Path, namespace: str, verb: Verb
 ) -> None:
-    seen = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
+    seen = await client.create(CONFIGMAPS, new_config("c", namespace, colour="blue"))
     current = await client.patch(CONFIGMAPS, seen, {"data": {"colour": "red"}})
     transport = HttpTransport(load_access([kubeconfig], environ=os.environ))
     leader = Client(transport, fence=lambda: None)

@@ -20,13 +20,13 @@ from tapestry.kube.errors import Unauthorized
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Resource
 
-from .lending import Lending, Until, an_object, wait_for_all, wait_until, wait_until_gone
+from .bound_clusters import BoundClusters, Until, new_object, wait_for_all, wait_until, wait_until_gone
 
 SELF_REVIEWS = Resource("authentication.k8s.io", "v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
 
 
 @asynccontextmanager
-async def running_syncer(site: Lending) -> AsyncIterator[str]:
+async def running_syncer(site: BoundClusters) -> AsyncIterator[str]:
     """Run the syncer and wait for a virtual node.  Yield the name of the physical node."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -36,34 +36,34 @@ async def running_syncer(site: Lending) -> AsyncIterator[str]:
         yield node
 
 
-async def add(site: Lending, resource: Resource, name: str, **content: Any) -> Object:
+async def add(site: BoundClusters, resource: Resource, name: str, **content: Any) -> Object:
     metadata = {"name": f"{site.name}-{name}", "namespace": "default", **content.pop("metadata", {})}
-    return await site.virtual.create(resource, an_object(resource.kind, metadata, **content))
+    return await site.virtual.create(resource, new_object(resource.kind, metadata, **content))
 
 
-async def change(site: Lending, resource: Resource, name: str, **content: Any) -> None:
+async def change(site: BoundClusters, resource: Resource, name: str, **content: Any) -> None:
     await site.virtual.patch(resource, object_named(f"{site.name}-{name}", "default"), content)
 
 
-async def remove(site: Lending, resource: Resource, name: str) -> None:
+async def remove(site: BoundClusters, resource: Resource, name: str) -> None:
     await site.virtual.delete(resource, object_named(f"{site.name}-{name}", "default"))
 
 
-async def wait_for_copy(site: Lending, resource: Resource, name: str, until: Until = bool) -> Object:
+async def wait_for_copy(site: BoundClusters, resource: Resource, name: str, until: Until = bool) -> Object:
     """Wait for the copy to satisfy `until` and return it."""
     return await wait_until(site.physical, resource, await site.twin_name(name), until, site.mount)
 
 
-async def wait_until_no_copy(site: Lending, resource: Resource, name: str) -> None:
+async def wait_until_no_copy(site: BoundClusters, resource: Resource, name: str) -> None:
     await wait_until_gone(site.physical, resource, await site.twin_name(name), site.mount)
 
 
-async def edit_copy(site: Lending, resource: Resource, name: str, **content: Any) -> None:
+async def edit_copy(site: BoundClusters, resource: Resource, name: str, **content: Any) -> None:
     """Edit a copy as an owner could."""
     await site.physical.patch(resource, object_named(await site.twin_name(name), site.mount), content)
 
 
-def volumes(site: Lending, *given: tuple[str, str], optional: bool = False) -> list[Object]:
+def volumes(site: BoundClusters, *given: tuple[str, str], optional: bool = False) -> list[Object]:
     fields = {"configMap": "name", "secret": "secretName"}
     return [
         {"name": f"v-{name}", kind: {fields[kind]: f"{site.name}-{name}", "optional": optional}} for kind, name in given
@@ -74,7 +74,7 @@ def says(**data: str) -> Until:
     return lambda obj: bool(obj.get("data") == data)
 
 
-async def test_copies_follow_their_sources(site: Lending, record_property: Callable[[str, object], None]) -> None:
+async def test_copies_follow_their_sources(site: BoundClusters, record_property: Callable[[str, object], None]) -> None:
     """P13."""
     await add(site, CONFIGMAPS, "settings", data={"a": "1", "b": "2"}, binaryData={"c": "AA=="})
     await add(site, SECRETS, "legacy", data={"k": "dg=="}, metadata={"annotations": {"note": "above"}})
@@ -110,7 +110,7 @@ async def test_copies_follow_their_sources(site: Lending, record_property: Calla
     assert await site.virtual.list(CONFIGMAPS, "default", labels=keys.MANAGED_BY) == []
 
 
-async def test_pod_waits_for_its_required_sources(site: Lending) -> None:
+async def test_pod_waits_for_its_required_sources(site: BoundClusters) -> None:
     async with running_syncer(site) as node:
         await site.bind_pod("work", node, volumes=volumes(site, ("secret", "late")))
         pod = await site.wait_for_pod(
@@ -123,11 +123,11 @@ async def test_pod_waits_for_its_required_sources(site: Lending) -> None:
         await site.wait_for_pod("work", lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION))
 
 
-async def test_immutable_copies_are_replaced_and_edits_are_reverted(site: Lending) -> None:
+async def test_immutable_copies_are_replaced_and_edits_are_reverted(site: BoundClusters) -> None:
     await add(site, CONFIGMAPS, "fixed", data={"k": "1"}, immutable=True)
     account = {"annotations": {"kubernetes.io/service-account.name": "robot"}}
     await site.virtual.create(
-        SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": site.name, "namespace": "default"})
+        SERVICE_ACCOUNTS, new_object("ServiceAccount", {"name": site.name, "namespace": "default"})
     )
     token_type = "kubernetes.io/service-account-token"
     account["annotations"]["kubernetes.io/service-account.name"] = site.name
@@ -154,7 +154,7 @@ async def test_immutable_copies_are_replaced_and_edits_are_reverted(site: Lendin
 
 
 @asynccontextmanager
-async def bearer(site: Lending, folder: Path, token: str) -> AsyncIterator[Client]:
+async def bearer(site: BoundClusters, folder: Path, token: str) -> AsyncIterator[Client]:
     """Client of the virtual API server that has only a token."""
     kubeconfig = yaml.safe_load(site.virtual_plane.kubeconfig.read_text())
     kubeconfig["users"][0]["user"] = {"token": token}
@@ -167,7 +167,7 @@ async def bearer(site: Lending, folder: Path, token: str) -> AsyncIterator[Clien
         await client.close()
 
 
-async def token_of(site: Lending, pod: Object, key: str) -> str:
+async def token_of(site: BoundClusters, pod: Object, key: str) -> str:
     """Token that the twin of the pod mounts."""
     cluster = virtual_cluster_label(uid_of(await site.virtual.get(NAMESPACES, "kube-system")))
     binding = labels_of(await site.wait_for_twin(name_of(pod).removeprefix(f"{site.name}-")))[keys.CLUSTER_BINDING_UID]
@@ -176,10 +176,10 @@ async def token_of(site: Lending, pod: Object, key: str) -> str:
     return base64.b64decode(secret["data"][key]).decode()
 
 
-async def test_token_authenticates_only_while_the_pod_exists(site: Lending, tmp_path: Path) -> None:
+async def test_token_authenticates_only_while_the_pod_exists(site: BoundClusters, tmp_path: Path) -> None:
     """P15."""
     await site.virtual.create(
-        SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": site.name, "namespace": "default"})
+        SERVICE_ACCOUNTS, new_object("ServiceAccount", {"name": site.name, "namespace": "default"})
     )
     sources = [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},

@@ -39,7 +39,7 @@ CLASSES = (
 )
 
 
-def a_pod(namespace: str, **spec: Any) -> Object:
+def new_pod(namespace: str, **spec: Any) -> Object:
     return {**object_named("x", namespace), "spec": {"containers": [{"name": "main", "image": "pause"}], **spec}}
 
 
@@ -59,7 +59,7 @@ def classes_of(error: ApiError) -> list[Callable[[ApiError], bool]]:
 
 
 async def test_rejections_by_admission_are_told_apart(client: Client, namespace: str) -> None:
-    missing = await rejection(client, PODS, a_pod(namespace, priorityClassName="no-such-class"))
+    missing = await rejection(client, PODS, new_pod(namespace, priorityClassName="no-such-class"))
     assert classes_of(missing) == [is_priority_class_missing]
     hard = {"hard": {"configmaps": "0"}}
     quota = await client.create(RESOURCE_QUOTAS, {**object_named("none", namespace), "spec": hard})
@@ -67,13 +67,13 @@ async def test_rejections_by_admission_are_told_apart(client: Client, namespace:
     await client.patch(RESOURCE_QUOTAS, quota, counted, subresource="status")
     assert classes_of(await rejection(client, CONFIGMAPS, object_named("x", namespace))) == [is_over_quota]
     await client.delete(NAMESPACES, object_named(namespace))
-    assert classes_of(await rejection(client, PODS, a_pod(namespace))) == [is_namespace_terminating]
+    assert classes_of(await rejection(client, PODS, new_pod(namespace))) == [is_namespace_terminating]
 
 
 async def test_rejection_by_the_authorizer_names_no_object(kubeconfig: Path, namespace: str) -> None:
     access = replace(load_access([kubeconfig], environ=os.environ), impersonation=(("Impersonate-User", "nobody"),))
     async with Client(HttpTransport(access)) as client:
-        assert classes_of(await rejection(client, PODS, a_pod(namespace))) == [is_create_unauthorized]
+        assert classes_of(await rejection(client, PODS, new_pod(namespace))) == [is_create_unauthorized]
 
 
 @pytest.mark.parametrize("reason", ["Invalid", "Forbidden"])

@@ -37,7 +37,7 @@ from ..unit.apiserver.store_contract import (
     revisions_and_contents,
     text,
 )
-from .etcds import Etcd, a_layout, following, three_members
+from .etcds import Etcd, following, new_layout, three_members
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ async def test_foreign_keys_are_skipped_and_unreadable_objects_refused(
             await client.put(f"{prefix}/pods/default/p".encode(), b"k8s\0...", 0, 0)
             await wait_until_refused(store, r"pods/default/p at revision \d+ is not an object in JSON")
         with pytest.raises(StorageError, match="storage-media-type=application/json"):
-            await EtcdStore(client, a_layout(prefix), history_seconds=300).load()
+            await EtcdStore(client, new_layout(prefix), history_seconds=300).load()
 
 
 async def wait_until_refused(store: EtcdStore, why: str) -> None:
@@ -343,7 +343,7 @@ async def test_server_reloads_after_compaction_of_missed_revisions(etcd: Etcd, p
     async with following(etcd.url, prefix) as ahead, EtcdClient([etcd.url], Certificates()) as client:
         first = await ahead.put(key("stays"), None, text("one"))
         goes = await ahead.put(key("goes"), None, text("one"))
-        behind = EtcdStore(client, a_layout(prefix), history_seconds=300)
+        behind = EtcdStore(client, new_layout(prefix), history_seconds=300)
         await behind.load()
         behind.on_change(PODS, lambda event: heard.append((event.object_version.key.name, event.new is not None)))
         watching = behind.watch(PODS)

@@ -23,8 +23,8 @@ from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import CLUSTER_ROLES, CRDS, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.manager.joining import PRIORITY_CLASSES
 
+from .bound_clusters import new_pod, wait_until, wait_until_gone
 from .forked import ForkedTapestry, completed
-from .lending import a_pod, wait_until, wait_until_gone
 from .planes import Plane, Start, also_mixed
 
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": "2026-01-01T00:00:00Z"}
@@ -131,7 +131,7 @@ async def test_cluster_joins_lends_and_leaves_without_a_trace(
     process = syncer()
     virtual = f"vnode-{owner.name}-{node}"
     await wait_until(owner.virtual, NODES, virtual, lambda obj: value_at(obj, "status", "allocatable", "cpu") == "2")
-    await owner.physical.create(PODS, a_pod(owner.name, node, requests={"cpu": "1"}))
+    await owner.physical.create(PODS, new_pod(owner.name, node, requests={"cpu": "1"}))
     await wait_until(
         owner.virtual, NODES, virtual, lambda obj: value_at(obj, "status", "allocatable", "cpu") == "1500m"
     )

@@ -83,21 +83,21 @@ def new_name() -> str:
     return f"k{secrets.token_hex(5)}"
 
 
-def a_binding(**spec: Any) -> Object:
+def new_binding(**spec: Any) -> Object:
     given = {"clusterID": "east", "secretRef": {"name": "east", "namespace": "tapestry-system"}, **spec}
     return with_type_meta(CLUSTER_BINDINGS, {**object_named(new_name()), "spec": given})
 
 
-def a_policy(**spec: Any) -> Object:
+def new_policy(**spec: Any) -> Object:
     return with_type_meta(POLICIES, {**object_named(new_name()), "spec": {"cluster": "east", **spec}})
 
 
-def a_window(**fields: Any) -> Object:
-    return a_policy(timeWindows=[{"start": "08:00", "end": "18:00"}, {"start": "08:00", "end": "18:00", **fields}])
+def new_window(**fields: Any) -> Object:
+    return new_policy(timeWindows=[{"start": "08:00", "end": "18:00"}, {"start": "08:00", "end": "18:00", **fields}])
 
 
-def a_limit(**fields: Any) -> Object:
-    return a_policy(resourceLimits=[{"resource": "memory"}, {"resource": "cpu", **fields}])
+def new_limit(**fields: Any) -> Object:
+    return new_policy(resourceLimits=[{"resource": "memory"}, {"resource": "cpu", **fields}])
 
 
 WINDOW, LIMIT = "spec.timeWindows[1]", "spec.resourceLimits[1]"
@@ -106,31 +106,31 @@ WINDOW, LIMIT = "spec.timeWindows[1]", "spec.resourceLimits[1]"
 @pytest.mark.parametrize(
     ("resource", "obj", "path"),
     [
-        (POLICIES, a_limit(percent=101), f"{LIMIT}.percent"),
-        (POLICIES, a_limit(percent=-1), f"{LIMIT}.percent"),
-        (POLICIES, a_limit(quantity="4 GB"), f"{LIMIT}.quantity"),
-        (POLICIES, a_limit(quantity="-1"), f"{LIMIT}.quantity"),
-        (POLICIES, a_limit(quantity=-1), f"{LIMIT}.quantity"),
-        (POLICIES, a_limit(quantity=1.5), f"{LIMIT}.quantity"),
-        (POLICIES, a_limit(resource=""), f"{LIMIT}.resource"),
-        (POLICIES, a_limit(resource="memory"), LIMIT),
-        (POLICIES, a_window(start="8:00"), f"{WINDOW}.start"),
-        (POLICIES, a_window(end="8:00"), f"{WINDOW}.end"),
-        (POLICIES, a_window(start="25:00"), f"{WINDOW}.start"),
-        (POLICIES, a_window(end="25:00"), f"{WINDOW}.end"),
-        (POLICIES, a_window(start="24:00"), f"{WINDOW}.start"),
-        (POLICIES, a_window(days=["Mon", "Funday"]), f"{WINDOW}.days[1]"),
-        (POLICIES, a_policy(cluster=""), "spec.cluster"),
-        (POLICIES, a_policy(gracefulReclaimPeriodSeconds=-1), "spec.gracefulReclaimPeriodSeconds"),
-        (CLUSTER_BINDINGS, a_binding(clusterID=""), "spec.clusterID"),
-        (CLUSTER_BINDINGS, a_binding(clusterID="East"), "spec.clusterID"),
-        (CLUSTER_BINDINGS, a_binding(clusterID="-east"), "spec.clusterID"),
-        (CLUSTER_BINDINGS, a_binding(clusterID="e" * 25), "spec.clusterID"),
-        (CLUSTER_BINDINGS, a_binding(secretRef={"name": "", "namespace": "a"}), "spec.secretRef.name"),
-        (CLUSTER_BINDINGS, a_binding(secretRef={"name": "a", "namespace": ""}), "spec.secretRef.namespace"),
-        (CLUSTER_BINDINGS, a_binding(secretRef={"name": "a"}), "spec.secretRef.namespace"),
-        (CLUSTER_BINDINGS, a_binding(mountNamespace=""), "spec.mountNamespace"),
-        (CLUSTER_BINDINGS, a_binding(serviceNamespaces=["a", ""]), "spec.serviceNamespaces[1]"),
+        (POLICIES, new_limit(percent=101), f"{LIMIT}.percent"),
+        (POLICIES, new_limit(percent=-1), f"{LIMIT}.percent"),
+        (POLICIES, new_limit(quantity="4 GB"), f"{LIMIT}.quantity"),
+        (POLICIES, new_limit(quantity="-1"), f"{LIMIT}.quantity"),
+        (POLICIES, new_limit(quantity=-1), f"{LIMIT}.quantity"),
+        (POLICIES, new_limit(quantity=1.5), f"{LIMIT}.quantity"),
+        (POLICIES, new_limit(resource=""), f"{LIMIT}.resource"),
+        (POLICIES, new_limit(resource="memory"), LIMIT),
+        (POLICIES, new_window(start="8:00"), f"{WINDOW}.start"),
+        (POLICIES, new_window(end="8:00"), f"{WINDOW}.end"),
+        (POLICIES, new_window(start="25:00"), f"{WINDOW}.start"),
+        (POLICIES, new_window(end="25:00"), f"{WINDOW}.end"),
+        (POLICIES, new_window(start="24:00"), f"{WINDOW}.start"),
+        (POLICIES, new_window(days=["Mon", "Funday"]), f"{WINDOW}.days[1]"),
+        (POLICIES, new_policy(cluster=""), "spec.cluster"),
+        (POLICIES, new_policy(gracefulReclaimPeriodSeconds=-1), "spec.gracefulReclaimPeriodSeconds"),
+        (CLUSTER_BINDINGS, new_binding(clusterID=""), "spec.clusterID"),
+        (CLUSTER_BINDINGS, new_binding(clusterID="East"), "spec.clusterID"),
+        (CLUSTER_BINDINGS, new_binding(clusterID="-east"), "spec.clusterID"),
+        (CLUSTER_BINDINGS, new_binding(clusterID="e" * 25), "spec.clusterID"),
+        (CLUSTER_BINDINGS, new_binding(secretRef={"name": "", "namespace": "a"}), "spec.secretRef.name"),
+        (CLUSTER_BINDINGS, new_binding(secretRef={"name": "a", "namespace": ""}), "spec.secretRef.namespace"),
+        (CLUSTER_BINDINGS, new_binding(secretRef={"name": "a"}), "spec.secretRef.namespace"),
+        (CLUSTER_BINDINGS, new_binding(mountNamespace=""), "spec.mountNamespace"),
+        (CLUSTER_BINDINGS, new_binding(serviceNamespaces=["a", ""]), "spec.serviceNamespaces[1]"),
     ],
 )
 async def test_invalid_values_are_refused_with_their_path(
@@ -141,20 +141,22 @@ async def test_invalid_values_are_refused_with_their_path(
     assert path in [cause["field"] for cause in caught.value.details["causes"]]
 
 
-@pytest.mark.parametrize("obj", [a_window(end="24:00"), a_limit(percent=0), a_limit(quantity=0), a_limit(percent=100)])
+@pytest.mark.parametrize(
+    "obj", [new_window(end="24:00"), new_limit(percent=0), new_limit(quantity=0), new_limit(percent=100)]
+)
 async def test_boundary_values_are_accepted(obj: Object, server: Client) -> None:
     assert decode_spec(POLICY, await server.create(POLICIES, obj, dry_run=True)) == decode_spec(POLICY, obj)
 
 
 async def test_cluster_id_is_immutable(server: Client) -> None:
-    made = await server.create(CLUSTER_BINDINGS, a_binding())
+    made = await server.create(CLUSTER_BINDINGS, new_binding())
     with pytest.raises(Invalid, match=r"spec\.clusterID: .* may not change once it is set"):
         await server.patch(CLUSTER_BINDINGS, made, {"spec": {"clusterID": "west"}})
 
 
 @pytest.mark.parametrize("later", ["another", None])
 async def test_mount_namespace_is_immutable_once_set(later: str | None, server: Client) -> None:
-    made = await server.create(CLUSTER_BINDINGS, a_binding())
+    made = await server.create(CLUSTER_BINDINGS, new_binding())
     made = await server.patch(CLUSTER_BINDINGS, made, {"spec": {"mountNamespace": "leased"}})
     made = await server.patch(CLUSTER_BINDINGS, made, {"spec": {"podSecurity": "restricted"}})
     with pytest.raises(Invalid, match=r"spec\.mountNamespace: .* may not change once it is set"):
@@ -185,15 +187,15 @@ def contains(found: Any, written: Any) -> bool:
     return bool(found == written)
 
 
-def a_condition(type: str, reason: str, status: str = "True") -> Object:
+def new_condition(type: str, reason: str, status: str = "True") -> Object:
     at = "2026-03-01T21:00:00Z"
     return {"type": type, "status": status, "reason": reason, "message": "", "lastTransitionTime": at}
 
 
 async def test_kubectl_prints_the_status_of_a_policy(server: Client, kubectl: Callable[..., str]) -> None:
-    made = await server.create(POLICIES, a_policy())
+    made = await server.create(POLICIES, new_policy())
     status: Object = {"active": True, "nextChange": "2026-03-01T22:00:00Z", "nodes": 3, "leased": {"cpu": "12"}}
-    status["conditions"] = [a_condition("Active", "InTimeWindow"), a_condition("Valid", "Valid")]
+    status["conditions"] = [new_condition("Active", "InTimeWindow"), new_condition("Valid", "Valid")]
     await server.patch(POLICIES, made, {"status": status}, subresource="status")
     header, line = kubectl("get", "rlp", name_of(made)).splitlines()
     assert header.split() == ["NAME", "CLUSTER", "VALID", "ACTIVE", "NEXT-CHANGE", "NODES", "LEASED-CPU", "AGE"]
@@ -201,9 +203,9 @@ async def test_kubectl_prints_the_status_of_a_policy(server: Client, kubectl: Ca
 
 
 async def test_kubectl_prints_the_status_of_a_binding(server: Client, kubectl: Callable[..., str]) -> None:
-    made = await server.create(CLUSTER_BINDINGS, a_binding())
+    made = await server.create(CLUSTER_BINDINGS, new_binding())
     status: Object = {"phase": "Ready", "nodes": 3, "pods": 7, "leased": {"cpu": "12"}, "used": {"cpu": "5"}}
-    status["conditions"] = [a_condition("Ready", "Ready"), a_condition("Leasing", "Reclaimed", "False")]
+    status["conditions"] = [new_condition("Ready", "Ready"), new_condition("Leasing", "Reclaimed", "False")]
     await server.patch(CLUSTER_BINDINGS, made, {"status": status}, subresource="status")
     header, line = kubectl("get", "cb", name_of(made)).splitlines()
     assert header.split() == [

@@ -21,7 +21,7 @@ from tapestry.process.addresses import Address
 from tapestry.process.probes import bound_socket, serve_app
 
 from ..conftest import Kubectl
-from .lending import Lending, give, tainted
+from .bound_clusters import BoundClusters, give, tainted
 from .planes import Plane, also_mixed
 
 LOOPBACK = "127.0.0.1"
@@ -65,7 +65,7 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[FakeKubelet]:
 
 
 @asynccontextmanager
-async def running_pod(site: Lending, kubelet: FakeKubelet) -> AsyncIterator[str]:
+async def running_pod(site: BoundClusters, kubelet: FakeKubelet) -> AsyncIterator[str]:
     """Run a syncer and a pod on a virtual node.  Yield the name of the pod."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -84,13 +84,13 @@ async def running_pod(site: Lending, kubelet: FakeKubelet) -> AsyncIterator[str]
         yield name_of(pod)
 
 
-async def read(site: Lending, pod: str, **query: str) -> bytes:
+async def read(site: BoundClusters, pod: str, **query: str) -> bytes:
     async with pod_log(site.virtual, pod, "default", query) as chunks:
         return b"".join([chunk async for chunk in chunks])
 
 
 @also_mixed
-async def test_pod_log_is_the_log_of_its_twin(site: Lending, kubelet: FakeKubelet) -> None:
+async def test_pod_log_is_the_log_of_its_twin(site: BoundClusters, kubelet: FakeKubelet) -> None:
     async with running_pod(site, kubelet) as pod:
         assert await read(site, pod, container="c", tailLines="5", timestamps="true") == b"this is c\n"
         ((twin, query),) = kubelet.requests
@@ -101,7 +101,7 @@ async def test_pod_log_is_the_log_of_its_twin(site: Lending, kubelet: FakeKubele
 
 
 @also_mixed
-async def test_log_is_followed_until_the_reader_disconnects(site: Lending, kubelet: FakeKubelet) -> None:
+async def test_log_is_followed_until_the_reader_disconnects(site: BoundClusters, kubelet: FakeKubelet) -> None:
     async with running_pod(site, kubelet) as pod:
         async with pod_log(site.virtual, pod, "default", {"follow": "true"}) as chunks:
             assert await anext(chunks) == b"this is c\n"
@@ -112,7 +112,9 @@ async def test_log_is_followed_until_the_reader_disconnects(site: Lending, kubel
             await kubelet.disconnected.wait()
 
 
-async def test_kubectl_logs_prints_the_log_or_the_reason(site: Lending, kubelet: FakeKubelet, kubectl: Kubectl) -> None:
+async def test_kubectl_logs_prints_the_log_or_the_reason(
+    site: BoundClusters, kubelet: FakeKubelet, kubectl: Kubectl
+) -> None:
     async with running_pod(site, kubelet) as pod:
         assert await asyncio.to_thread(kubectl, "logs", pod) == "this is c\n"
         cordon = {"spec": {"unschedulable": True}}
@@ -125,7 +127,7 @@ async def test_kubectl_logs_prints_the_log_or_the_reason(site: Lending, kubelet:
 
 
 async def test_virtual_cluster_authorizes_requests_to_its_nodes(
-    site: Lending, kubelet: FakeKubelet, virtual_plane: Plane
+    site: BoundClusters, kubelet: FakeKubelet, virtual_plane: Plane
 ) -> None:
     await give(site.virtual, SERVICE_ACCOUNTS, object_named("curious", "default"))
     curious = (await site.virtual.request_token("curious", "default"))["token"]

@@ -78,7 +78,7 @@ async def both_sides(assets: Path, folder: Path) -> AsyncIterator[list[Side]]:
         await asyncio.to_thread(plane.stop)
 
 
-def a_pod(name: str, node: str, **spec: Any) -> Object:
+def new_pod(name: str, node: str, **spec: Any) -> Object:
     return {"metadata": {"name": name}, "spec": {"nodeName": node, "containers": CONTAINERS, **spec}}
 
 
@@ -112,9 +112,9 @@ async def create_objects(side: Side) -> dict[str, str]:
         {"name": "t", "projected": tokens},
     ]
     pods = [
-        a_pod("p", "n1", volumes=volumes, serviceAccountName="robot"),
-        a_pod("q", "n2", serviceAccountName="robot"),
-        a_pod("r", "n1", volumes=volumes[3:], serviceAccountName="robot"),
+        new_pod("p", "n1", volumes=volumes, serviceAccountName="robot"),
+        new_pod("q", "n2", serviceAccountName="robot"),
+        new_pod("r", "n1", volumes=volumes[3:], serviceAccountName="robot"),
     ]
     for pod in pods:
         name = pod["metadata"]["name"]
@@ -129,7 +129,7 @@ def requests(uids: dict[str, str]) -> list[tuple[str, str, Any]]:
     """Requests of node n1 in order."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": uids["n1"], "controller": True}
     mirror = {
-        **a_pod("static", "n1"),
+        **new_pod("static", "n1"),
         "metadata": {"name": "static", "annotations": MIRROR, "ownerReferences": [owner]},
     }
 
@@ -196,7 +196,7 @@ def requests(uids: dict[str, str]) -> list[tuple[str, str, Any]]:
         ("PATCH", f"{DEFAULT}/pods/p/status", labelled("a")),
         ("PATCH", f"{DEFAULT}/pods/p", labelled("a")),
         ("PATCH", f"{DEFAULT}/pods/p/ephemeralcontainers", {"spec": {"ephemeralContainers": CONTAINERS}}),
-        ("POST", f"{DEFAULT}/pods", a_pod("x", "n1")),
+        ("POST", f"{DEFAULT}/pods", new_pod("x", "n1")),
         *(
             ("POST", f"{DEFAULT}/pods", owned(*owners))
             for owners in ([], [owner, {**owner, "uid": "y"}], [{**owner, "uid": "x"}])

@@ -16,7 +16,7 @@ PARTS = ("paths", "definitions", "parameters")
 TIMEOUT = 60.0
 
 
-def a_definition(plural: str, kind: str, scope: str, **subresources: Any) -> Object:
+def new_definition(plural: str, kind: str, scope: str, **subresources: Any) -> Object:
     spec = {"type": "object", "properties": {"n": {"type": "integer"}, "color": {"type": "string", "enum": ["red"]}}}
     schema = {"type": "object", "description": "Something.", "properties": {"spec": spec, "status": spec}}
     version = {"name": "v1beta1", "served": True, "storage": True, "subresources": subresources}
@@ -33,9 +33,9 @@ def a_definition(plural: str, kind: str, scope: str, **subresources: Any) -> Obj
 
 SCALE = {"specReplicasPath": ".spec.n", "statusReplicasPath": ".status.n"}
 DEFINITIONS = [
-    a_definition("bigwidgets", "BigWidget", "Namespaced", status={}, scale=SCALE),
-    a_definition("gadgets", "Gadget", "Cluster", status={}),
-    a_definition("things", "Thing", "Namespaced"),
+    new_definition("bigwidgets", "BigWidget", "Namespaced", status={}, scale=SCALE),
+    new_definition("gadgets", "Gadget", "Cluster", status={}),
+    new_definition("things", "Thing", "Namespaced"),
 ]
 
 

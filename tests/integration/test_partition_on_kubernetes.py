@@ -15,12 +15,12 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.kube.objects import Object, annotations_of, object_named, value_at
 from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS
 
-from .lending import (
-    Lending,
+from .bound_clusters import (
+    BoundClusters,
+    bound_clusters,
     client_of,
     has_deletion_timestamp,
     install_kinds,
-    lending,
     readiness,
     untainted,
     wait_for_exit,
@@ -71,7 +71,7 @@ def evicts(node: Object) -> bool:
     return any((taint["key"], taint["effect"]) == (UNREACHABLE, "NoExecute") for taint in taints)
 
 
-async def trusted_node(site: Lending) -> str:
+async def trusted_node(site: BoundClusters) -> str:
     """Wait until the virtual cluster considers the virtual node ready and return its name."""
     node = f"{site.name}-n1"
     await site.wait_for_virtual_node(
@@ -81,7 +81,7 @@ async def trusted_node(site: Lending) -> str:
     return node
 
 
-async def bind_pods(site: Lending, node: str, toleration_seconds: dict[str, int]) -> None:
+async def bind_pods(site: BoundClusters, node: str, toleration_seconds: dict[str, int]) -> None:
     """Create pods with the given toleration seconds and no grace period."""
     for name, seconds in toleration_seconds.items():
         await site.bind_pod(name, node, tolerations=tolerations_for(seconds), terminationGracePeriodSeconds=0)
@@ -111,9 +111,9 @@ async def test_safety_rule_3_silent_cluster_loses_pods_only_under_evict(
     settings = {"silence_seconds": str(silence)}
     names = [f"c{silence}-hold", f"c{silence}-hold-not", f"c{silence}"]  # some names are prefixes of others
     async with (
-        lending(watchful_plane, frail_plane, folders[0], name=names[0]) as held,
-        lending(watchful_plane, frail_plane, folders[1], name=names[1], onPartition="Evict") as evicted,
-        lending(watchful_plane, physical_plane, folders[2], name=names[2]) as reachable,
+        bound_clusters(watchful_plane, frail_plane, folders[0], name=names[0]) as held,
+        bound_clusters(watchful_plane, frail_plane, folders[1], name=names[1], onPartition="Evict") as evicted,
+        bound_clusters(watchful_plane, physical_plane, folders[2], name=names[2]) as reachable,
     ):
         for site in (held, evicted, reachable):
             await site.add_node(f"{site.name}-n1")
@@ -162,7 +162,7 @@ async def test_safety_rule_8_unbinding_waits_for_cleanup_of_a_silent_cluster(
 ) -> None:
     """A cluster that never answers again needs a forced unbinding, which the manager tests cover."""
     await install_kinds(frail_plane)
-    async with lending(watchful_plane, frail_plane, tmp_path, unbindGraceSeconds=0) as site:
+    async with bound_clusters(watchful_plane, frail_plane, tmp_path, unbindGraceSeconds=0) as site:
         await site.add_node(f"{site.name}-n1")
         await site.add_policy("all")
         await site.add_policy("owners", below=True)

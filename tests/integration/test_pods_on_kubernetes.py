@@ -27,7 +27,18 @@ from tapestry.kube.objects import (
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, Resource
 from tapestry.manager.joining import PRIORITY_CLASSES
 
-from .lending import Lending, Until, a_pod, an_object, give, lending, lends, wait_for_exit, wait_until, wait_until_gone
+from .bound_clusters import (
+    BoundClusters,
+    Until,
+    bound_clusters,
+    give,
+    lends,
+    new_object,
+    new_pod,
+    wait_for_exit,
+    wait_until,
+    wait_until_gone,
+)
 from .planes import Plane, also_mixed
 
 QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
@@ -70,7 +81,7 @@ def has_reason(type: str, reason: str) -> Until:
     return lambda obj: (find_condition(value_at(obj, "status", "conditions"), type) or {}).get("reason") == reason
 
 
-async def a_node(site: Lending) -> str:
+async def new_node(site: BoundClusters) -> str:
     """Create a physical node and a policy that lends it.  Return its name."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -78,16 +89,16 @@ async def a_node(site: Lending) -> str:
     return node
 
 
-async def twins(site: Lending) -> list[Object]:
+async def twins(site: BoundClusters) -> list[Object]:
     return await site.physical.list(PODS, site.mount)
 
 
 # -- mapped
 
 
-async def test_bound_pod_has_one_pinned_twin_of_lowest_priority(site: Lending) -> None:
+async def test_bound_pod_has_one_pinned_twin_of_lowest_priority(site: BoundClusters) -> None:
     """P1."""
-    node = await a_node(site)
+    node = await new_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         pod = await site.bind_pod("work", node)
@@ -109,26 +120,26 @@ async def test_twin_uses_the_priority_class_of_the_binding(
     virtual_plane: Plane, physical_plane: Plane, tmp_path: Path
 ) -> None:
     """P16.  Until the class exists no pod is mapped, and the binding reports the reason."""
-    async with lending(virtual_plane, physical_plane, tmp_path, podPriorityClassName="owners-choice") as site:
-        node = await a_node(site)
+    async with bound_clusters(virtual_plane, physical_plane, tmp_path, podPriorityClassName="owners-choice") as site:
+        node = await new_node(site)
         with site.syncer():
             await site.wait_for_virtual_node(node)
             await site.bind_pod("work", node)
             await site.wait_for_binding(has_reason("Permitted", "PriorityClassMissing"))
             assert await twins(site) == []
-            chosen = an_object("PriorityClass", {"name": "owners-choice"}, "scheduling.k8s.io/v1", value=-77)
+            chosen = new_object("PriorityClass", {"name": "owners-choice"}, "scheduling.k8s.io/v1", value=-77)
             await give(site.physical, PRIORITY_CLASSES, chosen)
             twin = await site.wait_for_twin("work", timeout=60)
             assert (twin["spec"]["priorityClassName"], twin["spec"]["priority"]) == ("owners-choice", -77)
             await site.wait_for_binding(lambda found: is_condition_true(found, "Permitted"))
 
 
-async def test_pod_outside_virtual_nodes_has_no_twin(site: Lending) -> None:
+async def test_pod_outside_virtual_nodes_has_no_twin(site: BoundClusters) -> None:
     """P3 and P4.  A syncer that has created the twin of a later pod has processed the earlier pods."""
-    node, plain = await a_node(site), f"{site.name}-plain"
-    await site.virtual.create(NODES, an_object("Node", {"name": plain}))
-    await site.virtual.create(PODS, a_pod(f"{site.name}-elsewhere", plain))
-    unbound = a_pod(f"{site.name}-unbound", "")
+    node, plain = await new_node(site), f"{site.name}-plain"
+    await site.virtual.create(NODES, new_object("Node", {"name": plain}))
+    await site.virtual.create(PODS, new_pod(f"{site.name}-elsewhere", plain))
+    unbound = new_pod(f"{site.name}-unbound", "")
     await site.virtual.create(PODS, {**unbound, "spec": {"containers": unbound["spec"]["containers"]}})
     with site.syncer():
         await site.wait_for_virtual_node(node)
@@ -137,14 +148,14 @@ async def test_pod_outside_virtual_nodes_has_no_twin(site: Lending) -> None:
         assert [annotations_of(twin)[keys.VIRTUAL_POD_NAME] for twin in await twins(site)] == [f"{site.name}-work"]
 
 
-async def test_same_name_in_two_namespaces_yields_two_twins(site: Lending) -> None:
+async def test_same_name_in_two_namespaces_yields_two_twins(site: BoundClusters) -> None:
     """P10."""
-    node, other = await a_node(site), f"{site.name}-other"
-    await site.virtual.create(NAMESPACES, an_object("Namespace", {"name": other}))
+    node, other = await new_node(site), f"{site.name}-other"
+    await site.virtual.create(NAMESPACES, new_object("Namespace", {"name": other}))
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
-        second = a_pod(f"{site.name}-work", site.above(node))
+        second = new_pod(f"{site.name}-work", site.above(node))
         await site.virtual.create(PODS, {**second, "metadata": {"name": f"{site.name}-work", "namespace": other}})
         await site.wait_for_pod("work", mapped)
         await wait_until(site.virtual, PODS, f"{site.name}-work", mapped, other)
@@ -161,9 +172,9 @@ def stated(value: Any) -> Any:
 
 
 @also_mixed
-async def test_twin_status_reaches_the_pod_in_two_writes(site: Lending) -> None:
+async def test_twin_status_reaches_the_pod_in_two_writes(site: BoundClusters) -> None:
     """P6."""
-    node = await a_node(site)
+    node = await new_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
@@ -181,8 +192,8 @@ async def test_twin_status_reaches_the_pod_in_two_writes(site: Lending) -> None:
     assert writes.count(("patch", "default")) <= 2
 
 
-async def test_syncer_restart_writes_no_pod(site: Lending) -> None:
-    node = await a_node(site)
+async def test_syncer_restart_writes_no_pod(site: BoundClusters) -> None:
+    node = await new_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         for name in ("runs", "finished", "finished-and-gone", "waits"):
@@ -207,8 +218,8 @@ async def test_syncer_restart_writes_no_pod(site: Lending) -> None:
 # -- changed
 
 
-async def test_twin_follows_pod_changes_and_keeps_physical_additions(site: Lending) -> None:
-    node = await a_node(site)
+async def test_twin_follows_pod_changes_and_keeps_physical_additions(site: BoundClusters) -> None:
+    node = await new_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.run_pod("work", node, requests={"cpu": "1"})
@@ -236,16 +247,16 @@ async def test_twin_follows_pod_changes_and_keeps_physical_additions(site: Lendi
         assert (labels_of(twin)["owner"], labels_of(twin)["tier"]) == ("yes", "one")
 
 
-async def change(site: Lending, pod: Object, spec: Object, subresource: str | None = None) -> None:
+async def change(site: BoundClusters, pod: Object, spec: Object, subresource: str | None = None) -> None:
     await site.virtual.patch(PODS, pod, {"spec": spec}, type=PatchType.STRATEGIC, subresource=subresource)
 
 
 # -- ended
 
 
-async def test_deleted_pod_waits_for_its_twin_with_equal_grace(site: Lending) -> None:
+async def test_deleted_pod_waits_for_its_twin_with_equal_grace(site: BoundClusters) -> None:
     """P2."""
-    node = await a_node(site)
+    node = await new_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         pod = await site.run_pod("work", node, terminationGracePeriodSeconds=600)
@@ -260,8 +271,8 @@ async def test_deleted_pod_waits_for_its_twin_with_equal_grace(site: Lending) ->
         assert await twins(site) == []
 
 
-async def test_recreated_pod_runs_after_the_first_twin_is_gone(site: Lending) -> None:
-    node = await a_node(site)
+async def test_recreated_pod_runs_after_the_first_twin_is_gone(site: BoundClusters) -> None:
+    node = await new_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.run_pod("work", node)
@@ -275,9 +286,9 @@ async def test_recreated_pod_runs_after_the_first_twin_is_gone(site: Lending) ->
         await site.wait_for_pod("work", mapped)
 
 
-async def test_pod_fails_when_its_twin_is_deleted(site: Lending) -> None:
+async def test_pod_fails_when_its_twin_is_deleted(site: BoundClusters) -> None:
     """P12."""
-    node = await a_node(site)
+    node = await new_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
@@ -288,8 +299,8 @@ async def test_pod_fails_when_its_twin_is_deleted(site: Lending) -> None:
         assert await twins(site) == []
 
 
-async def test_pod_reports_the_eviction_of_its_twin(site: Lending) -> None:
-    node = await a_node(site)
+async def test_pod_reports_the_eviction_of_its_twin(site: BoundClusters) -> None:
+    node = await new_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.run_pod("work", node)
@@ -303,9 +314,9 @@ async def test_pod_reports_the_eviction_of_its_twin(site: Lending) -> None:
         assert find_condition(pod["status"]["conditions"], "DisruptionTarget")["reason"] == "EvictionByEvictionAPI"
 
 
-async def test_pod_waits_while_a_physical_quota_refuses_its_twin(site: Lending) -> None:
-    node = await a_node(site)
-    quota = an_object("ResourceQuota", {"name": "few", "namespace": site.mount}, spec={"hard": {"pods": "0"}})
+async def test_pod_waits_while_a_physical_quota_refuses_its_twin(site: BoundClusters) -> None:
+    node = await new_node(site)
+    quota = new_object("ResourceQuota", {"name": "few", "namespace": site.mount}, spec={"hard": {"pods": "0"}})
     made = await site.physical.create(QUOTAS, quota)
     await allow_pods(site, made, "0")
     with site.syncer(refusal_seconds="1"):
@@ -322,15 +333,15 @@ async def test_pod_waits_while_a_physical_quota_refuses_its_twin(site: Lending) 
         )
 
 
-async def allow_pods(site: Lending, quota: Object, number: str) -> None:
+async def allow_pods(site: BoundClusters, quota: Object, number: str) -> None:
     """Set the limit of a quota and its status, as an owner and a controller would."""
     where, hard = object_named(name_of(quota), site.mount), {"pods": number}
     await site.physical.patch(QUOTAS, where, {"spec": {"hard": hard}})
     await site.physical.patch(QUOTAS, where, {"status": {"hard": hard, "used": {"pods": "0"}}}, subresource="status")
 
 
-async def test_pod_with_unschedulable_twin_fails_and_twin_is_deleted(site: Lending) -> None:
-    node = await a_node(site)
+async def test_pod_with_unschedulable_twin_fails_and_twin_is_deleted(site: BoundClusters) -> None:
+    node = await new_node(site)
     with site.syncer(unschedulable_seconds="2"):
         await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node, requests={"cpu": "1"})
@@ -344,9 +355,9 @@ async def test_pod_with_unschedulable_twin_fails_and_twin_is_deleted(site: Lendi
         await site.wait_for_virtual_node(node, lends(cpu="3"))
 
 
-async def test_safety_rule_2_orphaned_twin_is_deleted_and_forged_twins_stay(site: Lending) -> None:
+async def test_safety_rule_2_orphaned_twin_is_deleted_and_forged_twins_stay(site: BoundClusters) -> None:
     """P8."""
-    node = await a_node(site)
+    node = await new_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
@@ -368,16 +379,16 @@ def forged_twin(twin: Object, name: str, labels: Any) -> Object:
     """A physical pod with the annotations of a twin."""
     metadata = {"name": name, "namespace": twin["metadata"]["namespace"], "labels": dict(labels)}
     metadata["annotations"] = dict(annotations_of(twin))
-    return an_object("Pod", metadata, spec={"containers": [{"name": "c", "image": "none"}]})
+    return new_object("Pod", metadata, spec={"containers": [{"name": "c", "image": "none"}]})
 
 
 # -- ownership
 
 
-async def test_safety_rule_1_foreign_pod_with_the_twin_name_is_untouched(site: Lending) -> None:
-    node = await a_node(site)
+async def test_safety_rule_1_foreign_pod_with_the_twin_name_is_untouched(site: BoundClusters) -> None:
+    node = await new_node(site)
     place = {"name": await site.twin_name("work"), "namespace": site.mount}
-    foreign = an_object("Pod", place, spec={"containers": [{"name": "c", "image": "none"}]})
+    foreign = new_object("Pod", place, spec={"containers": [{"name": "c", "image": "none"}]})
     foreign = await site.physical.create(PODS, foreign)
     with site.syncer():
         await site.wait_for_virtual_node(node)
@@ -398,10 +409,10 @@ async def test_safety_rule_1_virtual_clusters_with_equal_names_stay_separate(
     name = "alike"
     folders = [tmp_path_factory.mktemp(each) for each in ("one", "two")]
     async with (
-        lending(virtual_plane, physical_plane, folders[0], name=name, unbindGraceSeconds=0) as one,
-        lending(third_plane, physical_plane, folders[1], name=name, unbindGraceSeconds=0) as two,
+        bound_clusters(virtual_plane, physical_plane, folders[0], name=name, unbindGraceSeconds=0) as one,
+        bound_clusters(third_plane, physical_plane, folders[1], name=name, unbindGraceSeconds=0) as two,
     ):
-        node = await a_node(one)
+        node = await new_node(one)
         await two.add_policy("all")
         with one.syncer() as process, two.syncer():
             for site in (one, two):
@@ -423,8 +434,8 @@ async def test_safety_rule_1_virtual_clusters_with_equal_names_stay_separate(
                 assert mapped(await two.wait_for_pod(each, bool))
 
 
-async def test_safety_rule_9_forged_twin_status_is_sanitized(site: Lending) -> None:
-    node = await a_node(site)
+async def test_safety_rule_9_forged_twin_status_is_sanitized(site: BoundClusters) -> None:
+    node = await new_node(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)

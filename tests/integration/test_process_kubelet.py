@@ -24,7 +24,7 @@ from tapestry.manager.installation import installation_objects
 from tapestry.manager.manifests import KINDS, syncer_manifests
 from tapestry.manager.syncers import load_templates, packaged_templates, scopes, template_values
 
-from ..unit.local.worlds import MASTERS, World, a_cluster
+from ..unit.local.worlds import MASTERS, World, new_cluster
 
 SYSTEM = "tapestry-system"
 WORKLOADS = ("deployments", "replicasets", "scheduler", "garbage")
@@ -56,7 +56,7 @@ def kubeconfig(world: World) -> str:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A cluster with a binding to itself.  The test takes the role of the manager."""
-    async with a_cluster(tmp_path, *WORKLOADS) as world:
+    async with new_cluster(tmp_path, *WORKLOADS) as world:
         for obj in installation_objects():
             if obj["kind"] != DEPLOYMENTS.kind:
                 await world.client.create(RESOURCES[obj["kind"]], obj)
@@ -71,7 +71,7 @@ def is_established(definition: Object | None) -> bool:
     return definition is not None and is_condition_true(definition, "Established")
 
 
-async def a_syncer(world: World) -> Object:
+async def new_syncer(world: World) -> Object:
     """Create the syncer Deployment of a binding and its prerequisites, as the manager does."""
     secret = {"name": "east", "namespace": SYSTEM}
     spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": secret}
@@ -102,7 +102,7 @@ def kubectl_of(world: World, assets: Path) -> Callable[..., Awaitable[str]]:
 
 
 async def test_kubectl_reads_the_log_line_of_simulated_pods(tmp_path: Path, kube_assets: Path) -> None:
-    async with a_cluster(tmp_path, simulated=True) as world:
+    async with new_cluster(tmp_path, simulated=True) as world:
         kubectl = kubectl_of(world, kube_assets)
         spec = {"nodeName": "n", "containers": [{"name": "c", "image": "nginx"}]}
         await world.client.create(PODS, {"metadata": {"name": "web", "namespace": "default"}, "spec": spec})
@@ -127,7 +127,7 @@ async def test_syncer_processes_are_started_and_restarted(world: World, kube_ass
             found[name_of(pod)] = int(entry["identity"].split("-")[-2])
         return found
 
-    deployment = await a_syncer(world)
+    deployment = await new_syncer(world)
     name = name_of(deployment)
     await wait_for(world.client, DEPLOYMENTS, name, SYSTEM, until=has_ready(2), timeout=60)
     running = await pids()

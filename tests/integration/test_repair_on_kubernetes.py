@@ -20,48 +20,50 @@ from tapestry.kube.resources import (
     SERVICES,
 )
 
+from .bound_clusters import BoundClusters, annotated, give, new_object, wait_for_all, wait_until_gone
 from .forked import completed
-from .lending import Lending, an_object, annotated, give, wait_for_all, wait_until_gone
 
 TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 
 
-def tapestry(site: Lending, *arguments: str) -> subprocess.CompletedProcess[str]:
+def tapestry(site: BoundClusters, *arguments: str) -> subprocess.CompletedProcess[str]:
     return completed(arguments, {**os.environ, "KUBECONFIG": str(site.virtual_plane.kubeconfig)})
 
 
-def run_repair(site: Lending, *options: str) -> tuple[int, list[dict[str, Any]]]:
+def run_repair(site: BoundClusters, *options: str) -> tuple[int, list[dict[str, Any]]]:
     """Run `tapestry repair` and return its exit code and findings."""
     done = tapestry(site, "repair", site.name, "-o", "json", *options)
     assert done.stderr == "", done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
-async def lend(site: Lending) -> str:
+async def lend(site: BoundClusters) -> str:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
     return node
 
 
-async def map_pod(site: Lending, node: str) -> Object:
+async def map_pod(site: BoundClusters, node: str) -> Object:
     """Create a pod that mounts a ConfigMap and a token.  Return its twin."""
     await site.wait_for_virtual_node(node)
-    await give(site.virtual, SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": "default", "namespace": "default"}))
+    await give(
+        site.virtual, SERVICE_ACCOUNTS, new_object("ServiceAccount", {"name": "default", "namespace": "default"})
+    )
     settings = {"name": f"{site.name}-settings", "namespace": "default"}
-    await site.virtual.create(CONFIGMAPS, an_object("ConfigMap", settings, data={"k": "v"}))
+    await site.virtual.create(CONFIGMAPS, new_object("ConfigMap", settings, data={"k": "v"}))
     config = {"name": "s", "configMap": {"name": settings["name"]}}
     await site.bind_pod("work", node, volumes=[config, TOKEN], serviceAccountName="default")
     await site.wait_for_pod("work", lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION))
     return await site.wait_for_twin("work")
 
 
-async def create_service(site: Lending) -> None:
+async def create_service(site: BoundClusters) -> None:
     """Create a Service with one endpoint in a namespace whose Services are copied."""
-    await site.virtual.create(NAMESPACES, an_object("Namespace", {"name": site.name}))
+    await site.virtual.create(NAMESPACES, new_object("Namespace", {"name": site.name}))
     place = {"name": "front", "namespace": site.name}
     ports = [{"name": "http", "port": 80, "targetPort": "web"}]
-    await site.virtual.create(SERVICES, an_object("Service", place, spec={"selector": {"app": "x"}, "ports": ports}))
+    await site.virtual.create(SERVICES, new_object("Service", place, spec={"selector": {"app": "x"}, "ports": ports}))
     labels = {"kubernetes.io/service-name": "front"}
     slice = {
         "addressType": "IPv4",
@@ -70,27 +72,27 @@ async def create_service(site: Lending) -> None:
     }
     await site.virtual.create(
         ENDPOINT_SLICES,
-        an_object("EndpointSlice", {**place, "labels": labels}, ENDPOINT_SLICES.api_version, **slice),
+        new_object("EndpointSlice", {**place, "labels": labels}, ENDPOINT_SLICES.api_version, **slice),
     )
     await site.set_binding(serviceNamespaces=[site.name])
     for kind in (SERVICES, ENDPOINT_SLICES):
         await wait_for_all(site.physical, kind, site.mount, lambda found: len(found) == 1)
 
 
-async def add_duplicate(site: Lending, twin: Object) -> None:
+async def add_duplicate(site: BoundClusters, twin: Object) -> None:
     """Create a physical pod with the labels and annotations of `twin` under another name."""
     metadata = {field: twin["metadata"][field] for field in ("labels", "annotations")}
     place = {**metadata, "name": "double", "namespace": site.mount}
     spec = {"containers": [{"name": "c", "image": "none"}], "terminationGracePeriodSeconds": 0}
-    await site.physical.create(PODS, an_object("Pod", place, spec=spec))
+    await site.physical.create(PODS, new_object("Pod", place, spec=spec))
 
 
-async def left_below(site: Lending) -> list[str]:
+async def left_below(site: BoundClusters) -> list[str]:
     kinds = (PODS, CONFIGMAPS, SECRETS, SERVICES, ENDPOINT_SLICES)
     return [f"{kind.plural} {name_of(obj)}" for kind in kinds for obj in await site.physical.list(kind, site.mount)]
 
 
-async def test_repair_finds_nothing_while_a_syncer_runs(site: Lending) -> None:
+async def test_repair_finds_nothing_while_a_syncer_runs(site: BoundClusters) -> None:
     node = await lend(site)
     with site.syncer():
         await map_pod(site, node)
@@ -99,12 +101,12 @@ async def test_repair_finds_nothing_while_a_syncer_runs(site: Lending) -> None:
         assert tapestry(site, "repair", site.name).stdout == "no inconsistencies were found\n"
 
 
-async def test_repair_removes_leftovers_but_no_foreign_objects(site: Lending) -> None:
+async def test_repair_removes_leftovers_but_no_foreign_objects(site: BoundClusters) -> None:
     node = await lend(site)
     with site.syncer():
         await map_pod(site, node)
         await create_service(site)
-    await site.physical.create(CONFIGMAPS, an_object("ConfigMap", {"name": "foreign", "namespace": site.mount}))
+    await site.physical.create(CONFIGMAPS, new_object("ConfigMap", {"name": "foreign", "namespace": site.mount}))
     await site.end_pod("work")
     await site.virtual.delete(SERVICES, object_named("front", site.name))
     code, found = run_repair(site, "--dry-run")
@@ -120,7 +122,7 @@ async def test_repair_removes_leftovers_but_no_foreign_objects(site: Lending) ->
     assert run_repair(site) == (0, [])
 
 
-async def test_repair_reports_problems_only_a_syncer_can_fix(site: Lending) -> None:
+async def test_repair_reports_problems_only_a_syncer_can_fix(site: BoundClusters) -> None:
     node = await lend(site)
     with site.syncer():
         twin = await map_pod(site, node)
@@ -132,14 +134,14 @@ async def test_repair_reports_problems_only_a_syncer_can_fix(site: Lending) -> N
     assert tapestry(site, "repair", "nobody").stderr.startswith("Error: there is no ClusterBinding nobody; known are: ")
 
 
-async def test_syncer_repairs_inconsistencies(site: Lending) -> None:
+async def test_syncer_repairs_inconsistencies(site: BoundClusters) -> None:
     """The syncer deletes a duplicate twin, restores missing labels and deletes a Lease without a node."""
     node = await lend(site)
     gone = site.above(f"{node}-gone")
     owner = {"apiVersion": "v1", "kind": "Node", "name": gone, "uid": "00000000-0000-0000-0000-000000000000"}
     lease = {"name": gone, "namespace": NODE_LEASE_NAMESPACE, "ownerReferences": [owner]}
-    await give(site.virtual, NAMESPACES, an_object("Namespace", {"name": NODE_LEASE_NAMESPACE}))
-    await site.virtual.create(LEASES, an_object("Lease", lease, LEASES.api_version))
+    await give(site.virtual, NAMESPACES, new_object("Namespace", {"name": NODE_LEASE_NAMESPACE}))
+    await site.virtual.create(LEASES, new_object("Lease", lease, LEASES.api_version))
     with site.syncer(check_seconds="0.5"):
         twin = await map_pod(site, node)
         await add_duplicate(site, twin)
@@ -153,7 +155,7 @@ async def test_syncer_repairs_inconsistencies(site: Lending) -> None:
     assert len([each for each in site.writes() if each["verb"] == "delete" and "double" in str(each)]) == 1
 
 
-async def test_pod_list_tree_and_explanation_agree(site: Lending) -> None:
+async def test_pod_list_tree_and_explanation_agree(site: BoundClusters) -> None:
     node = await lend(site)
     with site.syncer():
         twin = await map_pod(site, node)
@@ -177,11 +179,11 @@ async def test_pod_list_tree_and_explanation_agree(site: Lending) -> None:
         assert f"twin {work['twin']}: Pending" in says(site, "explain", "pod", f"{site.name}-work")
 
 
-async def test_unschedulable_pod_is_explained_by_its_taint(site: Lending) -> None:
+async def test_unschedulable_pod_is_explained_by_its_taint(site: BoundClusters) -> None:
     node = await lend(site)
     with site.syncer():
         await site.wait_for_virtual_node(node)
-        pod = an_object("Pod", {"name": f"{site.name}-new", "namespace": "default"}, spec={
+        pod = new_object("Pod", {"name": f"{site.name}-new", "namespace": "default"}, spec={
             "containers": [{"name": "c", "image": "none"}],
             "nodeSelector": {"lent-to": site.name},
         })  # fmt: skip
@@ -191,7 +193,7 @@ async def test_unschedulable_pod_is_explained_by_its_taint(site: Lending) -> Non
         assert "add to the pod's spec.tolerations: {key: tapestry.io/vnode, operator: Exists}" in text
 
 
-def says(site: Lending, *arguments: str) -> str:
+def says(site: BoundClusters, *arguments: str) -> str:
     done = tapestry(site, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout

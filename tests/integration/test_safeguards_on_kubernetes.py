@@ -34,8 +34,8 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
 )
 
+from .bound_clusters import client_of, install_kinds
 from .forked import completed
-from .lending import client_of, install_kinds
 from .planes import Plane, Start, starts_own
 
 DRIVER = "disk.example"
@@ -136,7 +136,7 @@ async def tapestry(virtual: Plane, *arguments: object) -> str:
     return done.stdout
 
 
-def a_pod(name: str, namespace: str, **spec: Any) -> Object:
+def new_pod(name: str, namespace: str, **spec: Any) -> Object:
     resources = {"requests": {"cpu": "100m"}}
     containers = [{"name": "c", "image": "busybox:1", "resources": resources}]
     return {**object_named(name, namespace), "spec": {"containers": containers, **spec}}
@@ -167,7 +167,7 @@ async def test_virtual_clusters_cannot_reach_each_other(
         assert one.mark != other.mark
         for each in (one, other):
             await each.owner.create(SECRETS, {**object_named("password", each.mount), "stringData": {"k": "v"}})
-            await each.owner.create(PODS, a_pod("work", each.mount))
+            await each.owner.create(PODS, new_pod("work", each.mount))
             await each.account.get(SECRETS, "password", each.mount)  # it can read its own objects
         for each, victim in ((one, other), (other, one)):
             await check_out_of_reach(each.account, victim)
@@ -195,7 +195,7 @@ async def check_out_of_reach(account: Client, victim: Joined) -> None:
         "debug a pod": lambda: account.patch(PODS, pod, debugger, subresource="ephemeralcontainers"),
         "change a pod": lambda: account.patch(PODS, pod, {"metadata": {"labels": {"a": "b"}}}),
         "delete a pod": lambda: account.delete(PODS, pod),
-        "create a pod": lambda: account.create(PODS, a_pod("mine", mount)),
+        "create a pod": lambda: account.create(PODS, new_pod("mine", mount)),
         "mark the namespace": lambda: account.patch(
             NAMESPACES, object_named(mount), {"metadata": {"labels": {"a": "b"}}}
         ),
@@ -224,14 +224,14 @@ async def test_pod_security_and_quota_of_owner_are_enforced(
             while not await fits(one):
                 pass
         with pytest.raises(Forbidden, match="exceeded quota"):
-            await one.account.create(PODS, a_pod("two", one.mount))
+            await one.account.create(PODS, new_pod("two", one.mount))
         root = {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}
         with pytest.raises(Forbidden, match='violates PodSecurity "baseline'):
-            await one.account.create(PODS, a_pod("root", one.mount, **root))
+            await one.account.create(PODS, new_pod("root", one.mount, **root))
         claim = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
         claim["spec"]["volumeName"] = "the-owners"  # a controller would create this claim
         for source in ({"ephemeral": {"volumeClaimTemplate": claim}}, {"nfs": {"server": "192.0.2.1", "path": "/"}}):
-            reaching = a_pod("reaching", one.mount, volumes=[{"name": "v", **source}])
+            reaching = new_pod("reaching", one.mount, volumes=[{"name": "v", **source}])
             await until_denied(partial(one.account.create, PODS, reaching), "ValidatingAdmissionPolicy")
         (policy,) = await one.owner.list(NETWORK_POLICIES, one.mount)
         assert value_at(policy, "spec", "policyTypes") == ["Ingress", "Egress"]
@@ -240,7 +240,7 @@ async def test_pod_security_and_quota_of_owner_are_enforced(
 
 async def fits(one: Joined) -> bool:
     try:
-        await one.account.create(PODS, a_pod("one", one.mount))
+        await one.account.create(PODS, new_pod("one", one.mount))
     except Forbidden:  # the API server has not yet seen the status of the quota
         return False
     return True

@@ -10,7 +10,7 @@ from tapestry.kube.objects import Object, labels_of, name_of, object_named, uid_
 from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, PODS, SERVICES
 from tapestry.syncer.translate.services import SERVICE_NAME, SLICE_MANAGER, twin_service_name
 
-from .lending import Lending, a_pod, an_object, give, wait_for_all, wait_until, wait_until_gone
+from .bound_clusters import BoundClusters, give, new_object, new_pod, wait_for_all, wait_until, wait_until_gone
 from .planes import Plane
 
 PORT = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
@@ -21,27 +21,27 @@ def physical_plane(attended_plane: Plane) -> Plane:
     return attended_plane
 
 
-async def binding_at(site: Lending) -> Binding:
+async def binding_at(site: BoundClusters) -> Binding:
     system = await site.virtual.get(NAMESPACES, "kube-system")
     return binding_of(await site.virtual.get(CLUSTER_BINDINGS, site.name), uid_of(system))
 
 
-async def add_namespace(site: Lending, name: str = "team") -> str:
+async def add_namespace(site: BoundClusters, name: str = "team") -> str:
     namespace = f"{site.name}-{name}"
-    await give(site.virtual, NAMESPACES, an_object("Namespace", {"name": namespace}))
+    await give(site.virtual, NAMESPACES, new_object("Namespace", {"name": namespace}))
     return namespace
 
 
-async def add_service(site: Lending, namespace: str, name: str = "shop", **spec: Any) -> Object:
+async def add_service(site: BoundClusters, namespace: str, name: str = "shop", **spec: Any) -> Object:
     given = {"selector": {"app": name}, "ports": [PORT], **spec}
     return await site.virtual.create(SERVICES, {**object_named(name, namespace), "spec": given})
 
 
-async def add_slice(site: Lending, namespace: str, *addresses: str, name: str = "shop") -> Object:
+async def add_slice(site: BoundClusters, namespace: str, *addresses: str, name: str = "shop") -> Object:
     metadata = {"name": f"{name}-1", "namespace": namespace, "labels": {SERVICE_NAME: name}}
     content = {"addressType": "IPv4", "endpoints": endpoints(*addresses), "ports": [{"name": "http", "port": 8080}]}
     return await site.virtual.create(
-        ENDPOINT_SLICES, an_object("EndpointSlice", metadata, ENDPOINT_SLICES.api_version, **content)
+        ENDPOINT_SLICES, new_object("EndpointSlice", metadata, ENDPOINT_SLICES.api_version, **content)
     )
 
 
@@ -53,7 +53,7 @@ def endpoints(*addresses: str) -> list[Object]:
     ]
 
 
-async def wait_for_slices(site: Lending, *addresses: str) -> list[Object]:
+async def wait_for_slices(site: BoundClusters, *addresses: str) -> list[Object]:
     """Wait until our EndpointSlices in the physical cluster have exactly these addresses."""
 
     def have(slices: list[Object]) -> bool:
@@ -63,7 +63,7 @@ async def wait_for_slices(site: Lending, *addresses: str) -> list[Object]:
     return await wait_for_all(site.physical, ENDPOINT_SLICES, site.mount, have, labels=f"{SLICE_MANAGER}=tapestry")
 
 
-async def test_service_copy_is_cluster_internal_and_follows_changes(site: Lending) -> None:
+async def test_service_copy_is_cluster_internal_and_follows_changes(site: BoundClusters) -> None:
     namespace = await add_namespace(site)
     await site.set_binding(serviceNamespaces=[namespace])
     service = await add_service(site, namespace, type="LoadBalancer", externalIPs=["192.0.2.1"])
@@ -103,7 +103,7 @@ async def test_service_copy_is_cluster_internal_and_follows_changes(site: Lendin
     )
 
 
-async def test_twin_host_aliases_have_physical_service_addresses(site: Lending) -> None:
+async def test_twin_host_aliases_have_physical_service_addresses(site: BoundClusters) -> None:
     namespace = await add_namespace(site)
     await site.set_binding(serviceNamespaces=[namespace])
     service = await add_service(site, namespace)
@@ -112,7 +112,7 @@ async def test_twin_host_aliases_have_physical_service_addresses(site: Lending) 
     await site.add_policy("all")
     with site.syncer():
         await site.wait_for_virtual_node(node)
-        pod = a_pod("work", site.above(node))
+        pod = new_pod("work", site.above(node))
         await site.virtual.create(PODS, {**pod, "metadata": {"name": "work", "namespace": namespace}})
         ours = f"{keys.VIRTUAL_NAMESPACE}={namespace}"
         [twin] = await wait_for_all(site.physical, PODS, site.mount, bool, labels=ours)
@@ -124,7 +124,7 @@ async def test_twin_host_aliases_have_physical_service_addresses(site: Lending) 
         ]
 
 
-async def test_service_copies_follow_namespaces_and_stay_headless(site: Lending) -> None:
+async def test_service_copies_follow_namespaces_and_stay_headless(site: BoundClusters) -> None:
     first, second = [await add_namespace(site, name) for name in ("first", "second")]
     for namespace in (first, second):
         await add_service(site, namespace, clusterIP="None")

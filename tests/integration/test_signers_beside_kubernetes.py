@@ -66,16 +66,16 @@ CASES: list[SigningCase] = [
 ]
 
 
-def a_request(name: x509.Name, names: list[x509.GeneralName]) -> x509.CertificateSigningRequest:
+def new_request(name: x509.Name, names: list[x509.GeneralName]) -> x509.CertificateSigningRequest:
     builder = x509.CertificateSigningRequestBuilder().subject_name(name)
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.sign(KEY, hashes.SHA256())
 
 
-def an_object(number: int, case: SigningCase) -> Object:
+def new_object(number: int, case: SigningCase) -> Object:
     signer, name, names, usages, seconds = case
-    text = base64.b64encode(a_request(name, names).public_bytes(serialization.Encoding.PEM)).decode()
+    text = base64.b64encode(new_request(name, names).public_bytes(serialization.Encoding.PEM)).decode()
     spec = {"request": text, "signerName": signer, "usages": list(usages)}
     return {"metadata": {"name": f"r{number}"}, "spec": spec | ({"expirationSeconds": seconds} if seconds else {})}
 
@@ -111,13 +111,13 @@ async def test_kube_controller_manager_signs_the_same_certificates(kube_assets: 
 
 async def compared(client: Client, authority: CertificateAuthority, number: int, case: SigningCase) -> str:
     """Describe how the two signers differ for one request.  Empty if they agree."""
-    made = await client.create(SIGNING_REQUESTS, an_object(number, case))
+    made = await client.create(SIGNING_REQUESTS, new_object(number, case))
     approved = {"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "ByHand"}]}}
     await client.patch(SIGNING_REQUESTS, made, approved, subresource="approval")
     found = await wait_for(client, SIGNING_REQUESTS, f"r{number}", until=is_answered, timeout=60)
     assert found is not None
     signer, name, names, usages, seconds = case
-    request = a_request(name, names)
+    request = new_request(name, names)
     theirs, ours = condition_of(found, "Failed") or {}, rule_violation(signer, request, usages)
     if theirs.get("message", "") != ours or (ours and theirs["reason"] != "SignerValidationFailure"):
         return f"{case}: theirs {theirs}, ours {ours!r}"

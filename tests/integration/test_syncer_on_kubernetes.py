@@ -31,15 +31,15 @@ from tapestry.kube.resources import (
 )
 from tapestry.kube.times import parse_time
 
-from .lending import (
+from .bound_clusters import (
     LENT_TO,
     TAPESTRY,
-    Lending,
-    a_kubeconfig_secret,
-    an_object,
+    BoundClusters,
+    bound_clusters,
     has_deletion_timestamp,
-    lending,
     lends,
+    new_kubeconfig_secret,
+    new_object,
     readiness,
     ready,
     tainted,
@@ -54,7 +54,7 @@ from .planes import Plane
 # -- the process and its binding
 
 
-async def test_ready_node_is_leased_as_a_virtual_node(site: Lending) -> None:
+async def test_ready_node_is_leased_as_a_virtual_node(site: BoundClusters) -> None:
     """S1, S2, N1."""
     node = await site.add_node(f"{site.name}-n1", labels={"zone": "east-1", "node-role.kubernetes.io/worker": ""})
     await site.add_policy("all")
@@ -87,7 +87,7 @@ def test_syncer_without_a_binding_exits_with_an_error(virtual_plane: Plane) -> N
     assert "there is no ClusterBinding 'nobody'" in done.stderr
 
 
-async def test_malformed_kubeconfig_withdraws_nothing_until_fixed(site: Lending, physical_plane: Plane) -> None:
+async def test_malformed_kubeconfig_withdraws_nothing_until_fixed(site: BoundClusters, physical_plane: Plane) -> None:
     """S4.  The process keeps running and starts to work once the Secret is valid."""
     await site.add_node(f"{site.name}-n1")
     await site.add_policy("all")
@@ -104,7 +104,7 @@ async def test_malformed_kubeconfig_withdraws_nothing_until_fixed(site: Lending,
         await site.wait_for_virtual_node(f"{site.name}-n1", untainted(keys.WITHDRAWING_TAINT))
 
 
-async def test_nothing_is_leased_without_a_policy(site: Lending) -> None:
+async def test_nothing_is_leased_without_a_policy(site: BoundClusters) -> None:
     await site.add_node(f"{site.name}-n1")
     with site.syncer():
         binding = await site.wait_for_binding(
@@ -120,7 +120,7 @@ async def test_unbinding_withdraws_everything_and_ends_the_process(
     virtual_plane: Plane, physical_plane: Plane, tmp_path: Path
 ) -> None:
     """S5."""
-    async with lending(virtual_plane, physical_plane, tmp_path, unbindGraceSeconds=0) as site:
+    async with bound_clusters(virtual_plane, physical_plane, tmp_path, unbindGraceSeconds=0) as site:
         node = f"{site.name}-n1"
         await site.add_node(node)
         await site.add_foreign_pod("online", node, ports=[{"containerPort": 80, "hostPort": 8080}])
@@ -158,7 +158,7 @@ async def test_unbinding_withdraws_everything_and_ends_the_process(
 async def test_unbinding_does_not_wait_for_finished_pods(
     virtual_plane: Plane, physical_plane: Plane, tmp_path: Path
 ) -> None:
-    async with lending(virtual_plane, physical_plane, tmp_path, unbindGraceSeconds=0) as site:
+    async with bound_clusters(virtual_plane, physical_plane, tmp_path, unbindGraceSeconds=0) as site:
         await site.add_node(f"{site.name}-n1")
         await site.add_policy("all")
         with site.syncer():
@@ -173,7 +173,7 @@ async def test_unbinding_does_not_wait_for_finished_pods(
 # -- arithmetic
 
 
-async def test_foreign_pods_reduce_the_lease_and_policy_removal_withdraws(site: Lending) -> None:
+async def test_foreign_pods_reduce_the_lease_and_policy_removal_withdraws(site: BoundClusters) -> None:
     """N3."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -188,7 +188,7 @@ async def test_foreign_pods_reduce_the_lease_and_policy_removal_withdraws(site: 
         await site.wait_until_virtual_node_is_gone(node)
 
 
-async def test_quantity_limits_the_lease(site: Lending) -> None:
+async def test_quantity_limits_the_lease(site: BoundClusters) -> None:
     """N4."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -200,7 +200,7 @@ async def test_quantity_limits_the_lease(site: Lending) -> None:
         await site.wait_for_virtual_node(node, lends(cpu="2", memory="4Gi"))
 
 
-async def test_more_generous_policy_wins_for_each_resource(site: Lending) -> None:
+async def test_more_generous_policy_wins_for_each_resource(site: BoundClusters) -> None:
     """N5 with our semantics: no label on the physical node, `policies-applied` on the virtual node."""
     node = f"{site.name}-n1"
     before = await site.add_node(node)
@@ -215,7 +215,7 @@ async def test_more_generous_policy_wins_for_each_resource(site: Lending) -> Non
     assert version_of(await site.physical.get(NODES, node)) == version_of(before), "physical nodes are never written"
 
 
-async def test_smaller_of_quantity_and_percent_wins(site: Lending) -> None:
+async def test_smaller_of_quantity_and_percent_wins(site: BoundClusters) -> None:
     """N6."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -227,7 +227,7 @@ async def test_smaller_of_quantity_and_percent_wins(site: Lending) -> None:
         await site.wait_for_virtual_node(node, lends(cpu="1500m", memory="2Gi"))
 
 
-async def test_owner_policy_limits_the_lease_and_reports_it(site: Lending) -> None:
+async def test_owner_policy_limits_the_lease_and_reports_it(site: BoundClusters) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -242,7 +242,7 @@ async def test_owner_policy_limits_the_lease_and_reports_it(site: Lending) -> No
 # -- content of a virtual node
 
 
-async def test_labels_taints_and_conditions_follow_the_physical_node(site: Lending) -> None:
+async def test_labels_taints_and_conditions_follow_the_physical_node(site: BoundClusters) -> None:
     """N9."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -266,7 +266,7 @@ async def test_labels_taints_and_conditions_follow_the_physical_node(site: Lendi
         await site.wait_for_virtual_node(node, lambda found: "zone" not in labels_of(found) and untainted("gpu")(found))
 
 
-async def test_user_changes_on_a_virtual_node_survive(site: Lending) -> None:
+async def test_user_changes_on_a_virtual_node_survive(site: BoundClusters) -> None:
     """N10."""
     node = f"{site.name}-n1"
     await site.add_node(node, labels={"zone": "east"})
@@ -288,7 +288,7 @@ async def test_user_changes_on_a_virtual_node_survive(site: Lending) -> None:
     assert taint_named(virtual_node, "team") == {"key": "team", "value": "a", "effect": "NoSchedule"}
 
 
-async def test_cordon_of_the_physical_node_reaches_the_virtual_node(site: Lending) -> None:
+async def test_cordon_of_the_physical_node_reaches_the_virtual_node(site: BoundClusters) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -300,17 +300,17 @@ async def test_cordon_of_the_physical_node_reaches_the_virtual_node(site: Lendin
         await site.wait_for_virtual_node(node, untainted(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT))
 
 
-async def test_csi_drivers_follow_the_physical_node(site: Lending) -> None:
+async def test_csi_drivers_follow_the_physical_node(site: BoundClusters) -> None:
     """N19."""
     node = f"{site.name}-n1"
     await site.add_node(node)
-    await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
+    await site.physical.create(CSI_NODES, new_csi_node(node, "disk.example.com"))
     await site.add_policy("all")
     with site.syncer():
         csi_node = await wait_until(site.virtual, CSI_NODES, site.above(node), bool)
-        assert csi_node["spec"]["drivers"] == a_csi_node(node, "disk.example.com")["spec"]["drivers"]
+        assert csi_node["spec"]["drivers"] == new_csi_node(node, "disk.example.com")["spec"]["drivers"]
         assert annotations_of(csi_node)[keys.PHYSICAL_NODE_NAME] == node
-        driver = a_csi_node(node, "files.example.com")["spec"]
+        driver = new_csi_node(node, "files.example.com")["spec"]
         await site.physical.patch(CSI_NODES, object_named(node), {"spec": driver})
         await wait_until(
             site.virtual, CSI_NODES, site.above(node), lambda found: drivers_of(found) == ["files.example.com"]
@@ -318,7 +318,7 @@ async def test_csi_drivers_follow_the_physical_node(site: Lending) -> None:
     await site.physical.delete(CSI_NODES, object_named(node))  # while the syncer is down
     with site.syncer():
         await wait_until_gone(site.virtual, CSI_NODES, site.above(node))
-        await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
+        await site.physical.create(CSI_NODES, new_csi_node(node, "disk.example.com"))
         await wait_until(site.virtual, CSI_NODES, site.above(node), bool)
         await site.physical.delete(NODES, object_named(node))
         await site.wait_until_virtual_node_is_gone(node)
@@ -326,7 +326,7 @@ async def test_csi_drivers_follow_the_physical_node(site: Lending) -> None:
     assert await site.physical.get(CSI_NODES, node)
 
 
-async def test_placeholder_pod_holds_host_ports_of_foreign_pods(site: Lending) -> None:
+async def test_placeholder_pod_holds_host_ports_of_foreign_pods(site: BoundClusters) -> None:
     """H1."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -360,7 +360,7 @@ async def test_placeholder_pod_holds_host_ports_of_foreign_pods(site: Lending) -
 # -- heartbeats
 
 
-async def test_idle_syncer_writes_only_leases(site: Lending) -> None:
+async def test_idle_syncer_writes_only_leases(site: BoundClusters) -> None:
     """N11.  N12 with our semantics: the physical cluster answers, so leases of unready nodes are renewed."""
     nodes = [f"{site.name}-n{number}" for number in range(3)]
     for node in nodes:
@@ -390,7 +390,7 @@ async def test_idle_syncer_writes_only_leases(site: Lending) -> None:
 # -- withdrawal
 
 
-async def test_unselected_node_is_withdrawn(site: Lending) -> None:
+async def test_unselected_node_is_withdrawn(site: BoundClusters) -> None:
     """N2."""
     one, two = f"{site.name}-n1", f"{site.name}-n2"
     await site.add_node(one)
@@ -409,7 +409,7 @@ async def test_unselected_node_is_withdrawn(site: Lending) -> None:
         await site.wait_for_virtual_node(two)
 
 
-async def test_pods_of_a_withdrawn_node_finish_without_force(site: Lending) -> None:
+async def test_pods_of_a_withdrawn_node_finish_without_force(site: BoundClusters) -> None:
     """N13, N14, N15 without force."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -431,7 +431,7 @@ async def test_pods_of_a_withdrawn_node_finish_without_force(site: Lending) -> N
         await site.wait_until_virtual_node_is_gone(node)
 
 
-async def test_pods_of_a_withdrawn_node_leave_on_lease_terms(site: Lending) -> None:
+async def test_pods_of_a_withdrawn_node_leave_on_lease_terms(site: BoundClusters) -> None:
     """N13 and N15 with force."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -451,7 +451,7 @@ async def test_pods_of_a_withdrawn_node_leave_on_lease_terms(site: Lending) -> N
         await site.wait_until_virtual_node_is_gone(node)
 
 
-async def test_policy_restored_in_time_keeps_the_node(site: Lending) -> None:
+async def test_policy_restored_in_time_keeps_the_node(site: BoundClusters) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -466,7 +466,7 @@ async def test_policy_restored_in_time_keeps_the_node(site: Lending) -> None:
         assert not has_deletion_timestamp(await site.wait_for_pod("work", bool))
 
 
-async def test_deleted_node_loses_pods_and_recreated_node_is_new(site: Lending) -> None:
+async def test_deleted_node_loses_pods_and_recreated_node_is_new(site: BoundClusters) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -484,7 +484,7 @@ async def test_deleted_node_loses_pods_and_recreated_node_is_new(site: Lending) 
         await site.wait_for_virtual_node(node, lends(cpu="2"))
 
 
-async def test_node_deleted_while_syncer_is_down_is_withdrawn(site: Lending) -> None:
+async def test_node_deleted_while_syncer_is_down_is_withdrawn(site: BoundClusters) -> None:
     one, two = f"{site.name}-n1", f"{site.name}-n2"
     await site.add_node(one)
     await site.add_node(two)
@@ -499,7 +499,7 @@ async def test_node_deleted_while_syncer_is_down_is_withdrawn(site: Lending) -> 
 
 
 @pytest.mark.parametrize("switch", ["node", "mount namespace"])
-async def test_kill_switch_empties_nodes_within_two_seconds(site: Lending, switch: str) -> None:
+async def test_kill_switch_empties_nodes_within_two_seconds(site: BoundClusters, switch: str) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")  # whatever the policy says
@@ -525,7 +525,7 @@ async def test_kill_switch_empties_nodes_within_two_seconds(site: Lending, switc
         await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
 
 
-async def test_missing_required_owner_policy_withdraws_nodes(site: Lending) -> None:
+async def test_missing_required_owner_policy_withdraws_nodes(site: BoundClusters) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -542,7 +542,7 @@ async def test_missing_required_owner_policy_withdraws_nodes(site: Lending) -> N
         await site.wait_for_virtual_node(node)
 
 
-async def test_invalid_policy_evicts_no_pod(site: Lending) -> None:
+async def test_invalid_policy_evicts_no_pod(site: BoundClusters) -> None:
     """A schema cannot list time zones, so only the syncer detects an unknown one."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -568,13 +568,15 @@ async def test_invalid_policy_evicts_no_pod(site: Lending) -> None:
 # -- credentials and cluster identity
 
 
-async def test_expired_credentials_withdraw_nothing_and_new_ones_are_used(site: Lending, physical_plane: Plane) -> None:
+async def test_expired_credentials_withdraw_nothing_and_new_ones_are_used(
+    site: BoundClusters, physical_plane: Plane
+) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
-    account = an_object("ServiceAccount", {"name": site.name, "namespace": "default"})
+    account = new_object("ServiceAccount", {"name": site.name, "namespace": "default"})
     await site.physical.create(SERVICE_ACCOUNTS, account)
-    await site.physical.create(CLUSTER_ROLE_BINDINGS, an_administrator(site.name))
+    await site.physical.create(CLUSTER_ROLE_BINDINGS, new_administrator(site.name))
     token = (await site.physical.request_token(site.name, "default"))["token"]
     admins = physical_plane.kubeconfig.read_text()
     await site.set_kubeconfig(admins.replace(physical_plane.token, token))
@@ -588,13 +590,13 @@ async def test_expired_credentials_withdraw_nothing_and_new_ones_are_used(site: 
         assert readiness(await site.wait_for_virtual_node(node)) == "True"
 
 
-async def test_new_secret_is_used_once_the_binding_names_it(site: Lending, physical_plane: Plane) -> None:
+async def test_new_secret_is_used_once_the_binding_names_it(site: BoundClusters, physical_plane: Plane) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
     await site.set_kubeconfig("{")
     other = f"{site.name}-other"
-    await site.virtual.create(SECRETS, a_kubeconfig_secret(other, physical_plane.kubeconfig.read_text()))
+    await site.virtual.create(SECRETS, new_kubeconfig_secret(other, physical_plane.kubeconfig.read_text()))
     with site.syncer():
         await site.wait_for_binding(
             lambda found: find_condition(value_at(found, "status", "conditions"), "Leasing") is not None
@@ -604,12 +606,12 @@ async def test_new_secret_is_used_once_the_binding_names_it(site: Lending, physi
 
 
 async def test_safety_rule_5_another_cluster_is_refused_until_approved(
-    site: Lending, third_plane: Plane, tmp_path: Path
+    site: BoundClusters, third_plane: Plane, tmp_path: Path
 ) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
-    async with lending(third_plane, third_plane, tmp_path) as elsewhere:
+    async with bound_clusters(third_plane, third_plane, tmp_path) as elsewhere:
         there = await elsewhere.add_node(f"{site.name}-n7", labels={LENT_TO: site.name})
         with site.syncer():
             await site.wait_for_virtual_node(node)
@@ -627,14 +629,14 @@ async def test_safety_rule_5_another_cluster_is_refused_until_approved(
 
 
 async def test_virtual_clusters_on_one_physical_cluster_stay_separate(
-    site: Lending, third_plane: Plane, physical_plane: Plane, tmp_path_factory: pytest.TempPathFactory
+    site: BoundClusters, third_plane: Plane, physical_plane: Plane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Both use the same cluster name, mount namespace and owner policy."""
     node, folder = f"{site.name}-n1", tmp_path_factory.mktemp("other")
     await site.add_node(node)
     await site.add_policy("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
     await site.add_policy("owners", below=True)
-    async with lending(third_plane, physical_plane, folder, name=site.name) as other:
+    async with bound_clusters(third_plane, physical_plane, folder, name=site.name) as other:
         await other.add_policy("quarter", resourceLimits=[{"resource": "cpu", "percent": 25}])
         with site.syncer(), other.syncer():
             await site.wait_for_virtual_node(node, lends(cpu="2"))
@@ -669,17 +671,17 @@ def host_port(number: int, protocol: str = "TCP", address: str = "") -> Object:
     return {**port, "hostIP": address} if address else port
 
 
-def a_csi_node(node: str, driver: str) -> Object:
+def new_csi_node(node: str, driver: str) -> Object:
     found = {"name": driver, "nodeID": f"id-of-{node}", "topologyKeys": ["zone"], "allocatable": {"count": 7}}
-    return an_object("CSINode", {"name": node}, CSI_NODES.api_version, spec={"drivers": [found]})
+    return new_object("CSINode", {"name": node}, CSI_NODES.api_version, spec={"drivers": [found]})
 
 
 def drivers_of(csi_node: Object) -> list[str]:
     return [driver["name"] for driver in csi_node["spec"]["drivers"]]
 
 
-def an_administrator(account: str) -> Object:
-    return an_object(
+def new_administrator(account: str) -> Object:
+    return new_object(
         "ClusterRoleBinding",
         {"name": account},
         CLUSTER_ROLE_BINDINGS.api_version,
@@ -688,7 +690,7 @@ def an_administrator(account: str) -> Object:
     )
 
 
-async def becomes_placeholder(site: Lending, node: str, ports: set[int]) -> Object:
+async def becomes_placeholder(site: BoundClusters, node: str, ports: set[int]) -> Object:
     """Wait until one placeholder on the virtual node holds `ports`, or until none exists if there are no ports."""
 
     def holds(pods: list[Object]) -> bool:
@@ -699,12 +701,12 @@ async def becomes_placeholder(site: Lending, node: str, ports: set[int]) -> Obje
     return found[0] if found else {}
 
 
-async def placeholders(site: Lending, node: str) -> list[Object]:
+async def placeholders(site: BoundClusters, node: str) -> list[Object]:
     fields = f"spec.nodeName={site.above(node)}"
     return await site.virtual.list(PODS, keys.HOST_PORTS_NAMESPACE, labels=keys.HOST_PORTS, fields=fields)
 
 
-async def renewed(site: Lending, node: str, lease: Object) -> Object:
+async def renewed(site: BoundClusters, node: str, lease: Object) -> Object:
     """Wait for the next renewal of the node Lease and return it."""
     before = lease["spec"]["renewTime"]
     return await wait_until(
@@ -712,7 +714,7 @@ async def renewed(site: Lending, node: str, lease: Object) -> Object:
     )
 
 
-async def event(site: Lending, reason: str) -> Object:
+async def event(site: BoundClusters, reason: str) -> Object:
     """Wait for an event about the binding and return it."""
     fields = f"involvedObject.name={site.name},reason={reason}"
     return (await wait_for_all(site.virtual, EVENTS, None, bool, fields=fields))[0]

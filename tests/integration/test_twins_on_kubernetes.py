@@ -23,7 +23,7 @@ from tapestry.syncer.views import VirtualPod
 
 from ..conftest import Kubectl
 from ..unit.syncer.translate.hostile_statuses import FAMILIES, of_other_types
-from .lending import an_object, give
+from .bound_clusters import give, new_object
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pods"
 TWINS = {path.name: yaml.safe_load(path.read_text()) for path in sorted(GOLDEN.glob("*.output.yaml"))}
@@ -50,7 +50,7 @@ async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[str | None]])
 
 
 async def test_every_golden_twin_is_accepted(client: Client, record_property: Callable[[str, object], None]) -> None:
-    await give(client, NAMESPACES, an_object("Namespace", {"name": "leased"}))
+    await give(client, NAMESPACES, new_object("Namespace", {"name": "leased"}))
     await give(client, PRIORITY_CLASSES, priority_class())
     await give(client, PRIORITY_CLASSES, {**priority_class(), "metadata": {"name": "scavengers"}})
 
@@ -74,7 +74,7 @@ async def test_rule_9_hostile_status_is_accepted_and_written_once(
 
     async def complaint(numbered: tuple[int, tuple[str, Any]]) -> str | None:
         number, (name, status) = numbered
-        pod = an_object("Pod", {"name": f"p{number}", "namespace": namespace}, spec=spec)
+        pod = new_object("Pod", {"name": f"p{number}", "namespace": namespace}, spec=spec)
         seen = await client.create(PODS, pod)
         wanted = sanitized_pod_status(status)
         try:
@@ -137,7 +137,7 @@ LIFE: dict[str, Object] = {
 
 async def test_each_status_change_of_a_pod_is_one_write(client: Client, namespace: str) -> None:
     spec = {"containers": [{"name": "app", "image": "i"}]}
-    pod = await client.create(PODS, an_object("Pod", {"name": "web", "namespace": namespace}, spec=spec))
+    pod = await client.create(PODS, new_object("Pod", {"name": "web", "namespace": namespace}, spec=spec))
     for name, status in LIFE.items():
         patch = virtual_status_patch(as_cached(pod), TWIN, sanitized_pod_status(status), datetime.now(UTC))
         assert patch is not None, name
@@ -153,7 +153,7 @@ def as_cached(pod: Object) -> VirtualPod:
 # -- changes of a twin
 
 
-def a_binding(namespace: str) -> Binding:
+def new_binding(namespace: str) -> Binding:
     spec = {"clusterID": "east", "mountNamespace": namespace, "secretRef": {"name": "s", "namespace": "t"}}
     return binding_of({"metadata": {"name": "east", "uid": "5e1f"}, "spec": spec}, "a-virtual-cluster")
 
@@ -162,7 +162,7 @@ async def test_quota_accepts_a_twin_without_requests_and_qos_stays(client: Clien
     await give(client, PRIORITY_CLASSES, priority_class())
     hard = {"requests.cpu": "1", "requests.memory": "1Gi"}
     await client.create(
-        RESOURCE_QUOTAS, {**an_object("ResourceQuota", {"name": "q", "namespace": namespace}), "spec": {"hard": hard}}
+        RESOURCE_QUOTAS, {**new_object("ResourceQuota", {"name": "q", "namespace": namespace}), "spec": {"hard": hard}}
     )
     for name, resources, qos in (
         ("none", {}, "BestEffort"),
@@ -177,15 +177,15 @@ async def test_quota_accepts_a_twin_without_requests_and_qos_stays(client: Clien
                 "containers": [{"name": "app", "image": "i", "resources": resources}],
             },
         }
-        made = await client.create(PODS, new_twin(pod, a_binding(namespace), "n1"))
+        made = await client.create(PODS, new_twin(pod, new_binding(namespace), "n1"))
         assert made["status"]["qosClass"] == qos
-        seen, wanted = twin_view(made).object, desired_twin(pod, a_binding(namespace), "n1")
+        seen, wanted = twin_view(made).object, desired_twin(pod, new_binding(namespace), "n1")
         assert (resize_patch(seen, wanted), twin_patch(seen, wanted)) == (None, None)
 
 
 async def test_twin_follows_every_allowed_change_of_its_pod(client: Client, namespace: str) -> None:
     await give(client, PRIORITY_CLASSES, priority_class())
-    binding = a_binding(namespace)
+    binding = new_binding(namespace)
     container = {"name": "app", "image": "i:1", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}}
     before = {
         "metadata": {"name": "web", "namespace": "team-a", "uid": "u", "labels": {"app": "web", "old": "1"}},

@@ -20,7 +20,7 @@ from tapestry.kube.resources import (
 )
 from tapestry.syncer.translate.volumes import name_in_physical
 
-from .lending import Lending, wait_until, wait_until_gone
+from .bound_clusters import BoundClusters, wait_until, wait_until_gone
 from .planes import Plane
 
 DRIVER = "disk.example"
@@ -32,12 +32,12 @@ def physical_plane(attended_plane: Plane) -> Plane:
     return attended_plane
 
 
-async def binding_at(site: Lending) -> Binding:
+async def binding_at(site: BoundClusters) -> Binding:
     system = await site.virtual.get(NAMESPACES, "kube-system")
     return binding_of(await site.virtual.get(CLUSTER_BINDINGS, site.name), uid_of(system))
 
 
-async def add_claim(site: Lending, source: Object, *, storage_class: str = "fast") -> str:
+async def add_claim(site: BoundClusters, source: Object, *, storage_class: str = "fast") -> str:
     """Create a claim and a volume of the same name that are bound to each other."""
     name = f"{site.name}-data"
     claim = {
@@ -68,19 +68,19 @@ def csi(**more: Any) -> Object:
     return {"csi": {"driver": DRIVER, "volumeHandle": "vol-1", "fsType": "ext4", **more}}
 
 
-async def lend(site: Lending) -> str:
+async def lend(site: BoundClusters) -> str:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
     return node
 
 
-async def bind_pod(site: Lending, node: str, claim: str) -> None:
+async def bind_pod(site: BoundClusters, node: str, claim: str) -> None:
     await site.wait_for_virtual_node(node)
     await site.bind_pod("work", node, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": claim}}])
 
 
-async def wait_for_claim(site: Lending, name: str, until: Any) -> Object:
+async def wait_for_claim(site: BoundClusters, name: str, until: Any) -> Object:
     return await wait_until(site.physical, PERSISTENT_VOLUME_CLAIMS, name, until, site.mount)
 
 
@@ -89,7 +89,7 @@ def phase(wanted: str) -> Any:
 
 
 @pytest.mark.parametrize("storage_class", ["fast", ""])
-async def test_claim_copy_binds_grows_and_ends_with_last_pod(site: Lending, storage_class: str) -> None:
+async def test_claim_copy_binds_grows_and_ends_with_last_pod(site: BoundClusters, storage_class: str) -> None:
     await site.set_binding(allowedVolumes=ALLOWED)
     secret = {"name": f"{site.name}-key", "namespace": "default"}
     await site.virtual.create(SECRETS, {"metadata": secret, "stringData": {"k": "v"}})
@@ -136,7 +136,7 @@ async def test_claim_copy_binds_grows_and_ends_with_last_pod(site: Lending, stor
     ]
 
 
-async def grow(site: Lending, claim: str) -> None:
+async def grow(site: BoundClusters, claim: str) -> None:
     """Grow the virtual claim and its volume as a resizer does."""
     await site.virtual.patch(PERSISTENT_VOLUMES, object_named(claim), {"spec": {"capacity": {"storage": "2Gi"}}})
     pending = {"type": "FileSystemResizePending", "status": "True"}
@@ -155,7 +155,9 @@ async def grow(site: Lending, claim: str) -> None:
     ],
     ids=["hostPath", "nfs", "driver", "secret", "handle"],
 )
-async def test_disallowed_volume_is_not_copied_and_pod_has_reason(site: Lending, source: Object, why: str) -> None:
+async def test_disallowed_volume_is_not_copied_and_pod_has_reason(
+    site: BoundClusters, source: Object, why: str
+) -> None:
     await site.set_binding(allowedVolumes=ALLOWED, podSecurity="privileged")
     claim = await add_claim(site, source)
     node = await lend(site)

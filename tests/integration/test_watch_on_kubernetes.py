@@ -114,7 +114,7 @@ class Reader:
 
 
 @asynccontextmanager
-async def a_reader(
+async def new_reader(
     kubeconfig: Path, namespace: str, *, alter: Callable[[Query], Query] = lambda query: query, **options: Any
 ) -> AsyncIterator[Reader]:
     transport = Observed(HttpTransport(load_access([kubeconfig], environ=os.environ)), alter)
@@ -129,7 +129,7 @@ async def a_reader(
 
 
 @asynccontextmanager
-async def a_client(kubeconfig: Path) -> AsyncIterator[Client]:
+async def new_client(kubeconfig: Path) -> AsyncIterator[Client]:
     client = Client(HttpTransport(load_access([kubeconfig], environ=os.environ)))
     yield client
     await client.close()
@@ -140,7 +140,7 @@ async def a_client(kubeconfig: Path) -> AsyncIterator[Client]:
 
 async def test_list_is_streamed_and_followed(client: Client, kubeconfig: Path, namespace: str) -> None:
     one = await client.create(CONFIGMAPS, object_named("one", namespace))
-    async with a_reader(kubeconfig, namespace) as reader:
+    async with new_reader(kubeconfig, namespace) as reader:
         await reader.wait_for_names("one")
         assert reader.objects["one"] == one
         two = await client.create(CONFIGMAPS, object_named("two", namespace))
@@ -155,7 +155,7 @@ async def test_list_is_streamed_and_followed(client: Client, kubeconfig: Path, n
 
 
 async def test_empty_list_is_synced(kubeconfig: Path, namespace: str) -> None:
-    async with a_reader(kubeconfig, namespace) as reader:
+    async with new_reader(kubeconfig, namespace) as reader:
         await reader.wait_for_names()
         assert reader.lists == 1
 
@@ -168,7 +168,7 @@ async def test_pages_are_listed_when_lists_are_not_streamed(client: Client, kube
         return {key: text for key, text in query.items() if key != "resourceVersionMatch"}
 
     options: dict[str, Any] = {"page_size": 2, "fields": "metadata.name!=c3"}
-    async with a_reader(kubeconfig, namespace, alter=misspelt, **options) as reader:
+    async with new_reader(kubeconfig, namespace, alter=misspelt, **options) as reader:
         await reader.wait_for_names("c0", "c1", "c2", "c4")
         await client.create(CONFIGMAPS, object_named("c5", namespace))
         await client.delete_collection(CONFIGMAPS, namespace, fields="metadata.name=c0")
@@ -182,7 +182,7 @@ async def test_selector_watch_reports_objects_entering_and_leaving(
     client: Client, kubeconfig: Path, namespace: str
 ) -> None:
     plain = await client.create(CONFIGMAPS, object_named("c", namespace))
-    async with a_reader(kubeconfig, namespace, labels="shown=yes") as reader:
+    async with new_reader(kubeconfig, namespace, labels="shown=yes") as reader:
         await reader.wait_for_names()
         labelled = await client.patch(CONFIGMAPS, plain, {"metadata": {"labels": {"shown": "yes"}}})
         await reader.wait_for_names("c")
@@ -192,7 +192,7 @@ async def test_selector_watch_reports_objects_entering_and_leaving(
 
 
 async def test_bookmarks_advance_the_resume_version(client: Client, kubeconfig: Path, namespace: str) -> None:
-    async with a_reader(kubeconfig, namespace, alter=lambda query: {**query, "timeoutSeconds": "4"}) as reader:
+    async with new_reader(kubeconfig, namespace, alter=lambda query: {**query, "timeoutSeconds": "4"}) as reader:
         await reader.wait_for_names()
         elsewhere = await client.create(CONFIGMAPS, {"metadata": {"generateName": "c-", "namespace": "default"}})
         await reader.wait_until(
@@ -228,7 +228,7 @@ def compact(plane: ControlPlane) -> None:
 
 
 async def test_watch_survives_a_server_restart(plane: Plane) -> None:
-    async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
+    async with new_reader(plane.kubeconfig, "default") as reader, new_client(plane.kubeconfig) as client:
         existing = await client.create(CONFIGMAPS, object_named("kept", "default"))
         await reader.wait_until(lambda: "kept" in reader.objects)
         await asyncio.to_thread(plane.restart)
@@ -241,7 +241,7 @@ async def test_watch_survives_a_server_restart(plane: Plane) -> None:
 
 @only_on_kubernetes(FORGETTING)
 async def test_objects_deleted_before_compaction_disappear_after_relist(plane: ControlPlane) -> None:
-    async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
+    async with new_reader(plane.kubeconfig, "default") as reader, new_client(plane.kubeconfig) as client:
         doomed = await client.create(CONFIGMAPS, object_named("doomed", "default"))
         await reader.wait_until(lambda: "doomed" in reader.objects)
         reader.transport.gate.clear()
@@ -260,8 +260,8 @@ async def test_objects_deleted_before_compaction_disappear_after_relist(plane: C
 
 async def test_silent_server_is_detected_and_watch_resumes(plane: Plane) -> None:
     async with (
-        a_reader(plane.kubeconfig, "kube-system", idle_timeout=2) as reader,
-        a_client(plane.kubeconfig) as client,
+        new_reader(plane.kubeconfig, "kube-system", idle_timeout=2) as reader,
+        new_client(plane.kubeconfig) as client,
     ):
         await reader.wait_until(lambda: reader.lists == 1)
         before = set(reader.objects)

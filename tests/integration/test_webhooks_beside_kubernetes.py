@@ -32,7 +32,7 @@ async def hook(tmp_path: Path) -> AsyncIterator[Hook]:
         yield hook
 
 
-def a_configuration(hook: Hook) -> Object:
+def new_configuration(hook: Hook) -> Object:
     rule = {"operations": ["*"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]}
     webhook = {
         "name": "one.example.com",
@@ -48,7 +48,9 @@ def a_configuration(hook: Hook) -> Object:
 async def configure(side: Side, kind: str, hook: Hook) -> None:
     """Register the webhook and wait until the server calls it."""
     await side("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}, JSON, {})
-    status, found = await side("POST", f"{CONFIGURATIONS}/{kind}webhookconfigurations", a_configuration(hook), JSON, {})
+    status, found = await side(
+        "POST", f"{CONFIGURATIONS}/{kind}webhookconfigurations", new_configuration(hook), JSON, {}
+    )
     assert status == 201, found
     hook.say = allowing
     hook.requests.clear()
@@ -139,7 +141,7 @@ async def test_both_servers_call_webhooks_for_unchanged_updates(
     assert reviews[0] == reviews[1] == [("UPDATE", {"k": "v"}, {"k": "v"})] * 3
 
 
-def a_definition(hook: Hook) -> Object:
+def new_definition(hook: Hook) -> Object:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     versions = [
         {"name": name, "served": True, "storage": name == "v1", "schema": {"openAPIV3Schema": schema}}
@@ -175,7 +177,7 @@ CONVERSIONS: dict[str, Say] = {
 async def test_both_servers_report_failed_conversions_alike(ours: Ours, theirs: Theirs, hook: Hook) -> None:
     found: dict[str, list[Any]] = {}
     for side in (ours, theirs):
-        status, made = await side("POST", CRDS, a_definition(hook), JSON, {})
+        status, made = await side("POST", CRDS, new_definition(hook), JSON, {})
         assert status == 201, made
         async with asyncio.timeout(30):
             body = {"apiVersion": "beside.example.com/v1", "kind": "Site", "metadata": {"name": "a"}}

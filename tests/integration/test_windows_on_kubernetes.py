@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
+from .bound_clusters import BoundClusters
 from .edges import PODS_EACH, POLICIES, measured
-from .lending import Lending
 from .planes import WHOLE_MINUTES, only_on_kubernetes
 
 
 @only_on_kubernetes(WHOLE_MINUTES)
 @pytest.mark.timeout(240)
 async def test_windows_switch_within_one_second_and_deadlines_within_two(
-    site: Lending, record_property: Callable[[str, object], None]
+    site: BoundClusters, record_property: Callable[[str, object], None]
 ) -> None:
     found = await measured(site, minutes=1)
     worst, error = max(found.lateness), max(found.deadline_error)

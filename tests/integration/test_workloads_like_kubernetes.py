@@ -117,7 +117,7 @@ def template(image: str, **spec: Any) -> Object:
     }
 
 
-def an_object(resource: Resource, namespace: str, image: str, name: str = "x", **spec: Any) -> Object:
+def new_object(resource: Resource, namespace: str, image: str, name: str = "x", **spec: Any) -> Object:
     identity = {"apiVersion": resource.api_version, "kind": resource.kind}
     chosen = {"selector": {"matchLabels": {"app": "x"}}} if resource.group == "apps" else {}
     made = template(image, **({"restartPolicy": "Never"} if resource == JOBS else {}))
@@ -217,7 +217,7 @@ async def seen_of_deployment(client: Client, namespace: str) -> Any:
 
 async def test_deployment_takes_the_same_steps(kubeconfig: Path) -> None:
     async with cluster(kubeconfig, "deployments") as client:
-        await client.create(DEPLOYMENTS, an_object(DEPLOYMENTS, "deployments", "a", replicas=4))
+        await client.create(DEPLOYMENTS, new_object(DEPLOYMENTS, "deployments", "a", replicas=4))
         for change, image, sizes, conditions, revision in DEPLOYMENT_STEPS:
             spec = {**change, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}}
             await client.patch(DEPLOYMENTS, object_named("x", "deployments"), {"spec": spec}, type=PatchType.STRATEGIC)
@@ -277,7 +277,9 @@ async def test_stateful_set_takes_the_same_steps(kubeconfig: Path) -> None:
     space = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     claims = [{"metadata": {"name": "data"}, "spec": space}]
     async with cluster(kubeconfig, "statefulsets") as client:
-        wanted = an_object(STATEFUL_SETS, "statefulsets", "a", replicas=3, serviceName="x", volumeClaimTemplates=claims)
+        wanted = new_object(
+            STATEFUL_SETS, "statefulsets", "a", replicas=3, serviceName="x", volumeClaimTemplates=claims
+        )
         await client.create(STATEFUL_SETS, wanted)
         for change, image, pods, counts, revisions in STEPS:
             spec = {**change, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}}
@@ -347,7 +349,7 @@ async def seen_of_jobs(client: Client, namespace: str) -> Any:
 async def test_jobs_end_alike(kubeconfig: Path) -> None:
     async with cluster(kubeconfig, "jobs") as client:
         for name, (image, spec, *_) in JOBS_THAT_END.items():
-            await client.create(JOBS, an_object(JOBS, "jobs", image, name, **spec))
+            await client.create(JOBS, new_object(JOBS, "jobs", image, name, **spec))
         expected = {name: (counts, type, reason, {}) for name, (_, _, counts, type, reason) in JOBS_THAT_END.items()}
         assert await wait_for_state(client, JOBS, "jobs", seen_of_jobs, expected) == expected
         messages = [each["message"] for each in (await client.get(JOBS, "plain", "jobs"))["status"]["conditions"]]

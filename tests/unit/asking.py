@@ -71,6 +71,6 @@ class Events:
 
 
 @asynccontextmanager
-async def a_watch(api: Transport, path: str = COLLECTION, **query: str) -> AsyncIterator[Events]:
+async def new_watch(api: Transport, path: str = COLLECTION, **query: str) -> AsyncIterator[Events]:
     async with api.stream(Request("GET", path, {"watch": "1", **query})) as stream:
         yield Events(stream)

@@ -23,7 +23,7 @@ from tapestry.client.watch import wait_for
 from tapestry.controller.testing import run
 from tapestry.kube.resources import NODES
 
-from .syncer.world import a_world
+from .syncer.world import new_world
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(tapestry.__file__).parent
@@ -131,7 +131,7 @@ def traced() -> Iterator[Trace]:
 
 async def trace_node() -> Trace:
     """A syncer is running, and a physical node is added."""
-    world = await a_world()
+    world = await new_world()
     with traced() as trace:
         async with world.syncer():
             await asyncio.sleep(STARTUP_SECONDS)
@@ -143,7 +143,7 @@ async def trace_node() -> Trace:
 
 async def trace_pod() -> Trace:
     """A syncer is running, and a pod is bound to its virtual node and runs."""
-    world = await a_world()
+    world = await new_world()
     with traced() as trace:
         async with world.syncer():
             await asyncio.sleep(STARTUP_SECONDS)

@@ -151,7 +151,7 @@ def errors(controller: str, reason: str) -> float:
 
 
 @asynccontextmanager
-async def a_migration(source: str = "ali-123", dest: str = "tx-123") -> AsyncIterator[Client]:
+async def new_migration(source: str = "ali-123", dest: str = "tx-123") -> AsyncIterator[Client]:
     async with running("redismigration", set_up_redis_migration, MIGRATIONS, JOBS) as client:
         await created(client, MIGRATIONS, source=source, dest=dest)
         yield client
@@ -170,7 +170,7 @@ def condition(type: str) -> Object:
 
 @story
 async def test_redis_migration_succeeds_with_its_job() -> None:
-    async with a_migration() as client:
+    async with new_migration() as client:
         assert await phase(client, MIGRATIONS) == "Migrate"
         (job,) = await client.list(JOBS)
         (container,) = job["spec"]["template"]["spec"]["containers"]
@@ -195,7 +195,7 @@ async def test_redis_migration_succeeds_with_its_job() -> None:
 
 @story
 async def test_redis_migration_fails_with_its_job() -> None:
-    async with a_migration() as client:
+    async with new_migration() as client:
         assert await phase(client, MIGRATIONS) == "Migrate"
         await set_status(client, JOBS, conditions=[condition("Failed")])
         assert await phase(client, MIGRATIONS) == "Failed"
@@ -204,7 +204,7 @@ async def test_redis_migration_fails_with_its_job() -> None:
 
 @story
 async def test_redis_migration_onto_itself_is_refused() -> None:
-    async with a_migration(source="ali-123", dest="ali-123") as client:
+    async with new_migration(source="ali-123", dest="ali-123") as client:
         assert await phase(client, MIGRATIONS) == "PreFailed"
         assert await reason(client, "PreFailed") == "spec.dest: ali-123 is the source too"
         assert await client.list(JOBS) == []
@@ -212,14 +212,14 @@ async def test_redis_migration_onto_itself_is_refused() -> None:
 
 @story
 async def test_redis_migration_between_invalid_instances_is_refused() -> None:
-    async with a_migration(dest="nowhere") as client:
+    async with new_migration(dest="nowhere") as client:
         assert await phase(client, MIGRATIONS) == "PreFailed"
         assert (await reason(client, "PreFailed")).startswith("spec.dest: ")
 
 
 @story
 async def test_redis_migration_fails_after_an_hour() -> None:
-    async with a_migration() as client:
+    async with new_migration() as client:
         await asyncio.sleep(3598)
         assert await phase(client, MIGRATIONS) == "Migrate"
         await asyncio.sleep(2)

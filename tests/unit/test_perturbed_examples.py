@@ -34,7 +34,7 @@ async def reaches(client: Client, resource: Resource, *phases: str, name: str = 
         await wait_for(client, resource, name, "default", until=there, timeout=2 * AN_HOUR)
 
 
-def an_at(schedule: str, *phases: str) -> Callable[[Client], Awaitable[None]]:
+def new_at(schedule: str, *phases: str) -> Callable[[Client], Awaitable[None]]:
     """World with an At and a kubelet that moves its pod through phases."""
 
     async def world(client: Client) -> None:
@@ -57,7 +57,7 @@ async def two_ats(client: Client) -> None:
         await reaches(client, at.ATS, phase, name=name)
 
 
-def a_migration(*conditions: str) -> Callable[[Client], Awaitable[None]]:
+def new_migration(*conditions: str) -> Callable[[Client], Awaitable[None]]:
     """World with a migration and a job controller that sets conditions of its Job."""
 
     async def world(client: Client) -> None:
@@ -72,22 +72,22 @@ def a_migration(*conditions: str) -> Callable[[Client], Awaitable[None]]:
     return world
 
 
-async def a_migration_onto_itself(client: Client) -> None:
+async def new_migration_onto_itself(client: Client) -> None:
     await create(client, redismigration.MIGRATIONS, {"source": "tx-123", "dest": "tx-123"})
     await reaches(client, redismigration.MIGRATIONS, "PreFailed")
 
 
 SCENARIOS = [
-    Scenario("an At that succeeds", [at.ATS, PODS], at.setup, an_at(LATER, "Running", "Succeeded")),
-    Scenario("an At that fails at once", [at.ATS, PODS], at.setup, an_at(SOON, "Failed")),
+    Scenario("an At that succeeds", [at.ATS, PODS], at.setup, new_at(LATER, "Running", "Succeeded")),
+    Scenario("an At that fails at once", [at.ATS, PODS], at.setup, new_at(SOON, "Failed")),
     Scenario("two Ats", [at.ATS, PODS], at.setup, two_ats),
     *(
         Scenario(name, [redismigration.MIGRATIONS, JOBS], redismigration.setup, world)
         for name, world in {
-            "a migration that succeeds": a_migration("Complete"),
-            "a migration whose Job fails": a_migration("Failed"),
-            "a migration that takes too long": a_migration(),
-            "a migration onto itself": a_migration_onto_itself,
+            "a migration that succeeds": new_migration("Complete"),
+            "a migration whose Job fails": new_migration("Failed"),
+            "a migration that takes too long": new_migration(),
+            "a migration onto itself": new_migration_onto_itself,
         }.items()
     ),
 ]

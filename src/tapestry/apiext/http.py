@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -12,8 +13,8 @@ from typing import Any
 
 from aiohttp import hdrs, web
 
-from tapestry.apiext.actions import routes_of
 from tapestry.apiext.config import ApiExtConfig, ServerConfig
+from tapestry.apiext.interfaces import routes_of
 from tapestry.apiext.requests import ROOT, RestRequest, RestResponse, error_response
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
@@ -27,7 +28,7 @@ from tapestry.client.transport import JSON, Transport
 from tapestry.client.watch import WATCH_LIFETIME_SECONDS
 from tapestry.controller.app import App
 from tapestry.kube.crds import Kind
-from tapestry.kube.errors import ApiError, TooLarge, Unauthorized
+from tapestry.kube.errors import ApiError, TooLarge, TooManyRequests, Unauthorized
 from tapestry.process.addresses import Address, parse_address
 from tapestry.process.logs import logger
 from tapestry.process.probes import bound_socket, serve_app, server_tls
@@ -70,7 +71,11 @@ MAX_BODY_BYTES = 3 << 20
 PUBLIC_PATH = f"{ROOT}/openapi.json"
 """Path that needs no credentials, because it describes the installed software, not the cluster."""
 STREAM_SECONDS = WATCH_LIFETIME_SECONDS[1] + 60.0
+"""Seconds after which a stream is aborted; the API server ends it earlier."""
+WRITE_SECONDS = 60.0
 """Seconds after which a stream is aborted, because the client does not read it."""
+MAX_STREAMS, MAX_STREAMS_PER_CALLER = 2_000, 500
+"""Streams at the same time, of all callers and with the same credentials."""
 RESPONSE_HEADERS = {"Content-Type": JSON, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 PREFLIGHT_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE",
@@ -89,6 +94,8 @@ class ApiExtHandler:
         self._transport = transport
         self._own_identity = own_identity
         self._origins = origins
+        self._streams: Counter[str] = Counter()
+        """Number of streams by credentials."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/healthz":
@@ -100,7 +107,10 @@ class ApiExtHandler:
         began = time.monotonic()
         try:
             is_public = request.path == PUBLIC_PATH
-            with nullcontext() if is_public else self._caller_scope(request, is_shared=bool(shared)):
+            with (
+                nullcontext() if is_public else self._caller_scope(request, is_shared=bool(shared)),
+                self._stream_slot(request) if "watch" in request.query else nullcontext(),
+            ):
                 found = await self._respond(request)
                 headers = {**RESPONSE_HEADERS, **found.headers, **shared}
                 if found.stream is not None:
@@ -111,6 +121,20 @@ class ApiExtHandler:
         seconds = round(time.monotonic() - began, 6)
         log.info("request handled", method=request.method, path=request.path, status=found.status, seconds=seconds)
         return web.Response(status=found.status, body=found.body, headers=headers)
+
+    @contextmanager
+    def _stream_slot(self, request: web.Request) -> Iterator[None]:
+        """Count a stream of the caller. Raise TooManyRequests over a limit."""
+        caller = request.headers.get(hdrs.AUTHORIZATION, "")
+        if self._streams[caller] >= MAX_STREAMS_PER_CALLER or self._streams.total() >= MAX_STREAMS:
+            raise TooManyRequests(429, "TooManyRequests", "too many streams; close some, or try again later")
+        self._streams[caller] += 1
+        try:
+            yield
+        finally:
+            self._streams[caller] -= 1
+            if not self._streams[caller]:
+                del self._streams[caller]
 
     async def _respond(self, request: web.Request) -> RestResponse:
         path = request.path.removeprefix(ROOT) if request.path.startswith(f"{ROOT}/") else request.path
@@ -163,7 +187,8 @@ async def send_stream(
             async with asyncio.timeout(STREAM_SECONDS):
                 await response.prepare(request)
                 async for chunk in stream:
-                    await response.write(chunk)
+                    async with asyncio.timeout(WRITE_SECONDS):
+                        await response.write(chunk)
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()

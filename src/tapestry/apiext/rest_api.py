@@ -9,9 +9,9 @@ from urllib.parse import quote
 import msgspec
 
 from tapestry.apiext import flat_objects
-from tapestry.apiext.actions import Routes, call_handler
 from tapestry.apiext.errors import bad_request, method_not_allowed, not_found
 from tapestry.apiext.event_stream import CONTENT_TYPE, Selection, open_event_stream
+from tapestry.apiext.interfaces import Routes, call_handler
 from tapestry.apiext.list_query import Candidate, ListQuery, parse_list_query
 from tapestry.apiext.openapi import openapi_document
 from tapestry.apiext.requests import (

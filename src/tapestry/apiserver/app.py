@@ -57,6 +57,7 @@ from tapestry.apiserver.aggregation.aggregator import build_aggregator
 from tapestry.apiserver.aggregation.proxy import AggregationProxy
 from tapestry.apiserver.core.certificate_requests import SIGNING_REQUESTS
 from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.outgoing_http import WebhookClient
 from tapestry.apiserver.core.requests import Attributes, Authorize, allow_all, no_denial_reason
 from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
 from tapestry.apiserver.core.responses import PathHandler, SpecialHandler
@@ -65,7 +66,6 @@ from tapestry.apiserver.core.spec_cache import SpecCache
 from tapestry.apiserver.core.storage_codec import StorageCodec
 from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.core.type_decoders import TypeDecoders
-from tapestry.apiserver.core.webhook_client import WebhookClient
 from tapestry.apiserver.core.workers import Worker
 from tapestry.apiserver.customresources.conversions import Converter
 from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy

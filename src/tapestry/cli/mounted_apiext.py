@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from tapestry.apiext.actions import Routes, routes_of
+from tapestry.apiext.interfaces import Routes, routes_of
 from tapestry.apiext.requests import ROOT, RestRequest
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi

@@ -120,7 +120,7 @@ class Kind(Generic[S]):
             async def retry(call: HttpCall, arguments: Retry) -> AtStatus:
                 \"""Run the command again.\"""
 
-        `tapestry.apiext.actions.HttpCall` has the object and a client with the rights of the caller.
+        `tapestry.apiext.interfaces.HttpCall` has the object and a client with the rights of the caller.
         """
 
         def register(handler: H) -> H:

@@ -19,7 +19,7 @@ from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS, SERVICE_ACCOUNTS
 
-from ...integration.lending import Lending, an_object, give
+from ...integration.bound_clusters import BoundClusters, give, new_object
 
 KIND = "kind-of-pod"
 """Label of all pods of this module and of their twins."""
@@ -43,7 +43,7 @@ class Churn:
 
     client: Client
     rng: random.Random
-    sites: Sequence[Lending]
+    sites: Sequence[BoundClusters]
     nodes: Sequence[str]
     """Names of virtual nodes."""
     target: int
@@ -75,11 +75,11 @@ class Churn:
     async def prepare(self) -> None:
         """Create the objects that pods refer to, and the initial pods."""
         account = {"name": "default", "namespace": "default"}
-        await self.client.create(SERVICE_ACCOUNTS, an_object("ServiceAccount", account))
+        await self.client.create(SERVICE_ACCOUNTS, new_object("ServiceAccount", account))
         for number in range(SHARED):
             await self.client.create(CONFIGMAPS, settings(f"settings-{number}", "0"))
             place = {"name": f"password-{number}", "namespace": "default"}
-            await self.client.create(SECRETS, an_object("Secret", place, stringData={"key": f"secret {number}"}))
+            await self.client.create(SECRETS, new_object("Secret", place, stringData={"key": f"secret {number}"}))
         for _ in range(self.target):
             await self.create()
 
@@ -103,7 +103,7 @@ class Churn:
         if not self.free:  # all pods are being deleted
             return
         name, kind = self.free.popleft(), self.rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
-        pod = a_pod(name, self.rng.choice(self.nodes), kind, self.rng.randrange(SHARED))
+        pod = new_pod(name, self.rng.choice(self.nodes), kind, self.rng.randrange(SHARED))
         self.pods[name] = await self.client.create(PODS, pod)
         self.created += 1
         if kind == LATE:
@@ -152,10 +152,10 @@ def closed_window() -> Object:
 
 
 def settings(name: str, value: str) -> Object:
-    return an_object("ConfigMap", {"name": name, "namespace": "default"}, data={"key": value})
+    return new_object("ConfigMap", {"name": name, "namespace": "default"}, data={"key": value})
 
 
-def a_pod(name: str, node: str, kind: str, number: int) -> Object:
+def new_pod(name: str, node: str, kind: str, number: int) -> Object:
     container: Object = {"name": "c", "image": "images.example/busybox:1"}
     spec: Object = {
         "nodeName": node,
@@ -175,6 +175,6 @@ def a_pod(name: str, node: str, kind: str, number: int) -> Object:
             spec["serviceAccountName"] = "default"
             spec["volumes"] = [{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}]
     labels = {KIND: kind, COLOUR: "0"}
-    return an_object(
+    return new_object(
         "Pod", {"name": name, "namespace": "default", "labels": labels}, spec={**spec, "containers": [container]}
     )

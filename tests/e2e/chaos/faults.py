@@ -19,8 +19,8 @@ from pathlib import Path
 from tapestry.kube.objects import name_of, object_named
 from tapestry.kube.resources import PODS
 
-from ...integration.lending import Lending
-from .churn import a_pod
+from ...integration.bound_clusters import BoundClusters
+from .churn import new_pod
 from .observer import Observer, phase_of
 from .proxies import FaultProxy
 from .replicas import Replica
@@ -35,7 +35,7 @@ HEAL_TIMEOUT_SECONDS = 120.0
 class Target:
     """A binding that gets faults."""
 
-    site: Lending
+    site: BoundClusters
     physical_proxy: FaultProxy
     replicas: Sequence[Replica]
     nodes: Sequence[str]
@@ -168,7 +168,7 @@ class FaultInjector:
     async def healed_after(self, number: int, target: Target) -> float:
         """Bind a pod now and return the time at which it ran; infinity after a timeout."""
         name = f"{PROBE}-{number}"
-        pod = await target.site.virtual.create(PODS, a_pod(name, self.rng.choice(target.nodes), PROBE, 0))
+        pod = await target.site.virtual.create(PODS, new_pod(name, self.rng.choice(target.nodes), PROBE, 0))
         ran = await self.observer.wait_until(lambda: self.runs(f"default/{name}"), HEAL_TIMEOUT_SECONDS)
         healed = time.monotonic() if ran else float("inf")
         await target.site.virtual.delete(PODS, object_named(name_of(pod), "default"))

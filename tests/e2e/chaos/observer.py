@@ -19,7 +19,7 @@ from tapestry.controller import Informer
 from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, labels_of, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PODS, SECRETS
 
-from ...integration.lending import Lending
+from ...integration.bound_clusters import BoundClusters
 from .churn import COLOUR, FINISHING, KIND, LATE, PASSWORD, SETTINGS, TOKEN
 
 TERMINAL_PHASES = ("Succeeded", "Failed")
@@ -203,12 +203,12 @@ def relisted_watches() -> int:
     return sum(int(count) for labels, count in WATCH_RESTARTS.values().items() if "Gone" in labels)
 
 
-async def binding_of_site(site: Lending) -> Binding:
+async def binding_of_site(site: BoundClusters) -> Binding:
     system = await site.virtual.get(NAMESPACES, "kube-system")
     return binding_of(await site.virtual.get(CLUSTER_BINDINGS, site.name), uid_of(system))
 
 
-async def informers_of(site: Lending) -> PhysicalState:
+async def informers_of(site: BoundClusters) -> PhysicalState:
     ours = (await binding_of_site(site)).owner_labels()
     labels = ",".join(f"{key}={value}" for key, value in ours.items())
     kinds = (PODS, CONFIGMAPS, SECRETS)
@@ -216,7 +216,7 @@ async def informers_of(site: Lending) -> PhysicalState:
 
 
 @asynccontextmanager
-async def observing(virtual: Client, sites: Iterable[Lending]) -> AsyncIterator[Observer]:
+async def observing(virtual: Client, sites: Iterable[BoundClusters]) -> AsyncIterator[Observer]:
     """Run an Observer. It has seen all existing objects when this yields."""
     below = {site.name: await informers_of(site) for site in sites}
     sources = {kind.kind: Informer(virtual, kind, namespace="default") for kind in (CONFIGMAPS, SECRETS)}

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...integration.lending import TAPESTRY
+from ...integration.bound_clusters import TAPESTRY
 from .proxies import FaultProxy
 
 ELECTION = {"LEASE_SECONDS": "10", "DEADLINE_SECONDS": "7", "RETRY_SECONDS": "2"}

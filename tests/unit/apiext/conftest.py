@@ -65,7 +65,7 @@ class Page:
         return Client(InProcessTransport(self.server, ADMIN))
 
 
-def a_definition(resource: Resource) -> Object:
+def new_definition(resource: Resource) -> Object:
     spec = {
         "color": {"type": "string"},
         "size": {"type": "integer"},
@@ -92,5 +92,5 @@ async def page(tmp_path: Path) -> AsyncIterator[Page]:
     """Client of a server that serves widgets."""
     config = ApiServerConfig(backend="memory", pod_accounts=False, file_rootpath=str(tmp_path), secure_address="")
     async with run_apiserver(config) as served:
-        await Client(InProcessTransport(served.server, ADMIN)).create(CRDS, a_definition(WIDGETS))
+        await Client(InProcessTransport(served.server, ADMIN)).create(CRDS, new_definition(WIDGETS))
         yield Page(served.server)

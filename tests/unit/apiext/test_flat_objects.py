@@ -18,7 +18,7 @@ ANYTHING = st.recursive(
 )
 
 
-def an_object(**fields: Any) -> Object:
+def new_object(**fields: Any) -> Object:
     return {"metadata": {"name": "a", "namespace": "default"}, **fields}
 
 
@@ -40,7 +40,7 @@ def conditions(**statuses: str) -> Object:
     ],
 )
 def test_phase_is_status_phase_or_first_true_condition(status: Any, phase: str | None) -> None:
-    assert flat_objects.phase_of(an_object(status=status)) == phase
+    assert flat_objects.phase_of(new_object(status=status)) == phase
 
 
 def test_outline_flattens_spec_to_dotted_paths() -> None:
@@ -52,7 +52,7 @@ def test_outline_flattens_spec_to_dotted_paths() -> None:
         "args": ["x", "y"],
         "text": "t" * 300,
     }
-    assert flat_objects.object_outline(an_object(spec=spec), DEPLOYMENTS)["spec"] == {
+    assert flat_objects.object_outline(new_object(spec=spec), DEPLOYMENTS)["spec"] == {
         "replicas": 2,
         "selector.matchLabels.app": "web",
         "template.spec.containers": ["web", "log"],
@@ -63,20 +63,20 @@ def test_outline_flattens_spec_to_dotted_paths() -> None:
 
 
 def test_common_fields_override_fields_of_object() -> None:
-    found = flat_objects.full_object(an_object(name="other", phase="Fine", status={"phase": "Failed"}), WIDGETS)
+    found = flat_objects.full_object(new_object(name="other", phase="Fine", status={"phase": "Failed"}), WIDGETS)
     assert (found["name"], found["phase"]) == ("a", "Failed")
 
 
 @given(ANYTHING, ANYTHING)
 def test_any_spec_and_status_can_be_shown(spec: Any, status: Any) -> None:
-    obj = an_object(spec=spec, status=status)
+    obj = new_object(spec=spec, status=status)
     assert flat_objects.object_outline(obj, WIDGETS)["name"] == "a"
     assert flat_objects.full_object(obj, WIDGETS)["spec"] == spec
 
 
 @given(ANYTHING, st.dictionaries(st.sampled_from(["app", "tier"]), st.text("ab", max_size=3)))
 def test_full_object_posts_back_to_same_object(spec: Any, labels: dict[str, str]) -> None:
-    obj = {**an_object(spec=spec, data={"k": "v"}), "apiVersion": "example.com/v1", "kind": "Widget"}
+    obj = {**new_object(spec=spec, data={"k": "v"}), "apiVersion": "example.com/v1", "kind": "Widget"}
     obj["metadata"]["labels"] = labels
     posted = flat_objects.object_from_body(flat_objects.full_object(obj, WIDGETS), WIDGETS, None)
     assert posted == {**obj, "metadata": {**obj["metadata"], "annotations": {}}}

@@ -12,7 +12,7 @@ from tapestry.kube.errors import Conflict
 from tapestry.kube.objects import object_named
 from tapestry.kube.resources import CONFIGMAPS, CRDS, SECRETS, Resource
 
-from .conftest import WIDGETS, Page, a_definition
+from .conftest import WIDGETS, Page, new_definition
 
 
 async def create_widget(page: Page, name: str, **spec: Any) -> None:
@@ -64,7 +64,7 @@ async def test_object_with_metadata_can_be_posted(page: Page) -> None:
 async def test_kind_has_several_names_and_appears_when_defined(page: Page) -> None:
     assert await page.names("/v1/widgets") == []
     gadgets = Resource("example.com", "v1", "Gadget", "gadgets", namespaced=False)
-    await page.client.create(CRDS, a_definition(gadgets))
+    await page.client.create(CRDS, new_definition(gadgets))
     for name in ("gadgets", "gadget", "Gadget", "gadgets.example.com"):
         assert await page.names(f"/v1/{name}") == []
     assert await page.error("POST", "/v1/gadgets", {"name": "g", "namespace": "default"}) == (
@@ -76,8 +76,8 @@ async def test_kind_has_several_names_and_appears_when_defined(page: Page) -> No
 
 async def test_ambiguous_name_means_core_group(page: Page) -> None:
     for group in ("one.example", "two.example"):
-        await page.client.create(CRDS, a_definition(Resource(group, "v1", "Thing", "things")))
-        await page.client.create(CRDS, a_definition(Resource(group, "v1", "Pod", "pods")))
+        await page.client.create(CRDS, new_definition(Resource(group, "v1", "Thing", "things")))
+        await page.client.create(CRDS, new_definition(Resource(group, "v1", "Pod", "pods")))
     assert await page.error("GET", "/v1/things") == (
         400,
         "kind 'things' is ambiguous; use things.one.example or things.two.example",
@@ -337,7 +337,7 @@ async def test_short_names_find_resources(page: Page) -> None:
     assert await page.names("/v1/wi") == ["a"]
     assert (await page("GET", "/v1/cm"))[0] == 200
     assert (await page.error("GET", "/v1/xx"))[0] == 404
-    await page.client.create(CRDS, a_definition(Resource("other.example.com", "v1", "Wig", "wigs")))
+    await page.client.create(CRDS, new_definition(Resource("other.example.com", "v1", "Wig", "wigs")))
     await page("GET", "/v1")  # discovers again
     status, message = await page.error("GET", "/v1/wi")
     assert (status, message) == (400, "kind 'wi' is ambiguous; use widgets.example.com or wigs.other.example.com")

@@ -21,11 +21,11 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "crds" / "clusterbindings.yaml"
 SPEC = {"clusterID": "east", "secretRef": {"name": "east", "namespace": "tapestry-system"}}
 
 
-def a_binding(name: str = "east", uid: str = "uid-1", **spec: Any) -> Object:
+def new_binding(name: str = "east", uid: str = "uid-1", **spec: Any) -> Object:
     return {"metadata": {"name": name, "uid": uid}, "spec": {**SPEC, **spec}}
 
 
-def an_object(**labels: str) -> Object:
+def new_object(**labels: str) -> Object:
     return {"metadata": {"name": "x", "labels": labels}}
 
 
@@ -37,7 +37,7 @@ def test_definition_equals_golden_file() -> None:
 
 
 def test_defaults_are_the_most_restrictive() -> None:
-    spec = decode_spec(CLUSTER_BINDING, a_binding())
+    spec = decode_spec(CLUSTER_BINDING, new_binding())
     assert (spec.pod_security, spec.on_partition, spec.unbind_grace_seconds) == ("baseline", "Hold", 30)
     assert not spec.allowed_volumes.drivers
     assert not spec.allowed_volumes.storage_classes
@@ -47,7 +47,7 @@ def test_defaults_are_the_most_restrictive() -> None:
 def test_kubeocean_manifest_decodes_completely() -> None:
     spec = decode_spec(
         CLUSTER_BINDING,
-        a_binding(
+        new_binding(
             mountNamespace="leased",
             serviceNamespaces=["default", "web"],
             disableNodeDefaultTaint=True,
@@ -63,7 +63,7 @@ def test_kubeocean_manifest_decodes_completely() -> None:
     assert spec.pod_priority_class_name == "low"
     assert spec.running_daemonset_by_default
     assert spec.direct_scheduling
-    assert node_selector(node_selector_object(spec.node_selector)).matches(an_object(gpu="a100"))
+    assert node_selector(node_selector_object(spec.node_selector)).matches(new_object(gpu="a100"))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_kubeocean_manifest_decodes_completely() -> None:
 )
 def test_invalid_spec_is_rejected_with_path(spec: Object, message: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
-        decode_spec(CLUSTER_BINDING, a_binding(**spec))
+        decode_spec(CLUSTER_BINDING, new_binding(**spec))
     assert str(caught.value).startswith(message)
 
 
@@ -100,42 +100,42 @@ def test_invalid_spec_is_rejected_with_path(spec: Object, message: str) -> None:
     ],
 )
 def test_selector_round_trips_to_the_manifest(selector: Object | None) -> None:
-    spec = decode_spec(CLUSTER_BINDING, a_binding(nodeSelector=selector) if selector else a_binding())
+    spec = decode_spec(CLUSTER_BINDING, new_binding(nodeSelector=selector) if selector else new_binding())
     assert node_selector(node_selector_object(spec.node_selector)) == node_selector(selector)
 
 
 def test_binding_owns_objects_with_both_labels() -> None:
-    binding = binding_of(a_binding(), "virtual-uid")
-    assert binding.owns(an_object(**binding.owner_labels()))
+    binding = binding_of(new_binding(), "virtual-uid")
+    assert binding.owns(new_object(**binding.owner_labels()))
 
 
 @pytest.mark.parametrize("missing", [keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID])
 def test_one_of_two_labels_is_not_ownership(missing: str) -> None:
-    binding = binding_of(a_binding(), "virtual-uid")
+    binding = binding_of(new_binding(), "virtual-uid")
     labels = {key: value for key, value in binding.owner_labels().items() if key != missing}
-    assert not binding.owns(an_object(**labels))
-    assert not binding.owns(an_object(**{**labels, missing: "another"}))
+    assert not binding.owns(new_object(**labels))
+    assert not binding.owns(new_object(**{**labels, missing: "another"}))
 
 
 def test_managed_by_label_alone_is_foreign() -> None:
-    binding = binding_of(a_binding(), "virtual-uid")
-    assert not binding.owns(an_object(**{keys.MANAGED_BY: keys.TAPESTRY, keys.CLUSTER_BINDING: "east"}))
+    binding = binding_of(new_binding(), "virtual-uid")
+    assert not binding.owns(new_object(**{keys.MANAGED_BY: keys.TAPESTRY, keys.CLUSTER_BINDING: "east"}))
     assert not binding.owns({"metadata": {"name": "x"}})
 
 
 def test_bindings_of_two_virtual_clusters_share_nothing() -> None:
-    one, other = binding_of(a_binding(), "virtual-uid"), binding_of(a_binding(), "another-virtual-uid")
-    assert not one.owns(an_object(**other.owner_labels()))
-    again = binding_of(a_binding(uid="uid-2"), "virtual-uid")
-    assert not one.owns(an_object(**again.owner_labels()))
+    one, other = binding_of(new_binding(), "virtual-uid"), binding_of(new_binding(), "another-virtual-uid")
+    assert not one.owns(new_object(**other.owner_labels()))
+    again = binding_of(new_binding(uid="uid-2"), "virtual-uid")
+    assert not one.owns(new_object(**again.owner_labels()))
 
 
 def test_binding_has_name_and_uid_of_object() -> None:
-    binding = binding_of(a_binding("b", "u"), "virtual-uid")
+    binding = binding_of(new_binding("b", "u"), "virtual-uid")
     assert isinstance(binding, Binding)
     assert (binding.name, binding.uid) == ("b", "u")
     assert isinstance(binding.spec, ClusterBindingSpec)
 
 
 def test_unknown_field_is_ignored() -> None:
-    assert decode_spec(CLUSTER_BINDING, a_binding(fromTheFuture=1)) == decode_spec(CLUSTER_BINDING, a_binding())
+    assert decode_spec(CLUSTER_BINDING, new_binding(fromTheFuture=1)) == decode_spec(CLUSTER_BINDING, new_binding())

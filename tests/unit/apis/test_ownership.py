@@ -38,7 +38,7 @@ FOREIGN = [
 ]
 
 
-def an_object(
+def new_object(
     name: str, namespace: str | None = "leased", labels: Object = OURS, resource: Resource = SECRETS, **rest: Any
 ) -> Object:
     return specimen(resource, name, namespace, labels=labels, **rest)
@@ -48,7 +48,7 @@ async def all_objects(client: Client) -> list[str]:
     return [f"{each.kind} {key_of(obj)}" for each in OWNED_RESOURCES for obj in await client.list(each)]
 
 
-def a_cluster(*resources: Resource) -> Client:
+def new_cluster(*resources: Resource) -> Client:
     return Client(InProcessApi(resources or OWNED_RESOURCES, now=running_clock().now).connect())
 
 
@@ -60,14 +60,14 @@ def test_object_without_both_labels_is_foreign(labels: Object) -> None:
 
 def test_only_owned_objects_are_deleted() -> None:
     async def scenario() -> None:
-        client = a_cluster()
+        client = new_cluster()
         for resource in OWNED_RESOURCES:
             place = "leased" if resource.namespaced else None
-            await client.create(resource, an_object("ours", place, resource=resource))
+            await client.create(resource, new_object("ours", place, resource=resource))
             for number, labels in enumerate(FOREIGN):
-                await client.create(resource, an_object(f"foreign-{number}", place, labels, resource=resource))
+                await client.create(resource, new_object(f"foreign-{number}", place, labels, resource=resource))
             if resource.namespaced:
-                await client.create(resource, an_object("elsewhere", "other", resource=resource))
+                await client.create(resource, new_object("elsewhere", "other", resource=resource))
         before = await all_objects(client)
         foreign = [each for each in before if not each.endswith("ours")]
         assert await delete_owned(client, "leased", LABELS) == [each for each in before if each not in foreign]
@@ -79,8 +79,8 @@ def test_only_owned_objects_are_deleted() -> None:
 
 def test_terminating_objects_are_reported_until_deleted() -> None:
     async def scenario() -> None:
-        client = a_cluster()
-        held = an_object("held", finalizers=["example.com/theirs"])
+        client = new_cluster()
+        held = new_object("held", finalizers=["example.com/theirs"])
         await client.create(CONFIGMAPS, held)
         for _ in range(3):
             assert await delete_owned(client, "leased", LABELS) == ["ConfigMap leased/held"]
@@ -92,8 +92,8 @@ def test_terminating_objects_are_reported_until_deleted() -> None:
 
 def test_unserved_resource_is_skipped() -> None:
     async def scenario() -> None:
-        client = a_cluster(SECRETS)
-        await client.create(SECRETS, an_object("ours"))
+        client = new_cluster(SECRETS)
+        await client.create(SECRETS, new_object("ours"))
         assert await delete_owned(client, "leased", LABELS) == ["Secret leased/ours"]
 
     run(scenario())
@@ -123,8 +123,8 @@ def test_forbidden_resource_is_skipped() -> None:
             raise Forbidden(403, "Forbidden", "not for you")
 
     async def scenario() -> None:
-        client = a_cluster()
-        await client.create(SECRETS, an_object("ours"))
+        client = new_cluster()
+        await client.create(SECRETS, new_object("ours"))
         assert await delete_owned(InterceptingClient(client, hide), "leased", LABELS) == ["Secret leased/ours"]
 
     run(scenario())
@@ -132,12 +132,12 @@ def test_forbidden_resource_is_skipped() -> None:
 
 def test_object_recreated_meanwhile_is_not_deleted() -> None:
     async def scenario() -> None:
-        client = a_cluster()
-        await client.create(SECRETS, an_object("ours"))
+        client = new_cluster()
+        await client.create(SECRETS, new_object("ours"))
 
         async def replace(target: Object) -> None:
             await client.delete(SECRETS, target)
-            await client.create(SECRETS, an_object("ours", labels={}))
+            await client.create(SECRETS, new_object("ours", labels={}))
 
         assert await delete_owned(InterceptingClient(client, before_delete=replace), "leased", LABELS) == [
             "Secret leased/ours"
@@ -153,9 +153,9 @@ def test_one_failed_deletion_does_not_stop_others() -> None:
             raise KubeError("a webhook says no")
 
     async def scenario() -> None:
-        client = a_cluster()
+        client = new_cluster()
         for name in ("a", "b"):
-            await client.create(SECRETS, an_object(name))
+            await client.create(SECRETS, new_object(name))
         with pytest.raises(KubeError, match="a webhook says no"):
             await delete_owned(InterceptingClient(client, before_delete=refuse), "leased", LABELS)
         assert await all_objects(client) == ["Secret leased/a"]

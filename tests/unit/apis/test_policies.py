@@ -18,16 +18,16 @@ from tapestry.kube.objects import Object
 GOLDEN = Path(__file__).parents[2] / "golden" / "crds" / "resourceleasingpolicies.yaml"
 
 
-def a_policy(**spec: Any) -> Object:
+def new_policy(**spec: Any) -> Object:
     return {"metadata": {"name": "p"}, "spec": {"cluster": "east", **spec}}
 
 
-def a_window(**fields: Any) -> Object:
-    return a_policy(timeWindows=[{"start": "08:00", "end": "18:00", **fields}])
+def new_window(**fields: Any) -> Object:
+    return new_policy(timeWindows=[{"start": "08:00", "end": "18:00", **fields}])
 
 
-def a_limit(**fields: Any) -> Object:
-    return a_policy(resourceLimits=[{"resource": "cpu", **fields}])
+def new_limit(**fields: Any) -> Object:
+    return new_policy(resourceLimits=[{"resource": "cpu", **fields}])
 
 
 def test_definition_equals_golden_file() -> None:
@@ -38,7 +38,7 @@ def test_definition_equals_golden_file() -> None:
 
 
 def test_default_policy_is_always_open_without_force() -> None:
-    spec = decode_spec(POLICY, a_policy())
+    spec = decode_spec(POLICY, new_policy())
     assert spec == ResourceLeasingPolicySpec(cluster="east")
     assert not spec.time_windows
     assert not spec.resource_limits
@@ -48,7 +48,7 @@ def test_default_policy_is_always_open_without_force() -> None:
 def test_kubeocean_manifest_decodes_completely() -> None:
     spec = decode_spec(
         POLICY,
-        a_policy(
+        new_policy(
             timeWindows=[{"start": "22:00", "end": "06:00", "days": ["Monday", "Friday"]}],
             resourceLimits=[{"resource": "cpu", "quantity": "4", "percent": 50}, {"resource": "pods", "quantity": 10}],
             forceReclaim=True,
@@ -66,34 +66,34 @@ def test_kubeocean_manifest_decodes_completely() -> None:
 
 @pytest.mark.parametrize("day", [*day_name, *day_abbr, *map(str.lower, day_name), *map(str.upper, day_abbr), "fRiDaY"])
 def test_weekday_may_be_short_and_in_any_case(day: str) -> None:
-    assert decode_spec(POLICY, a_window(days=[day])).time_windows[0].days == (day,)
+    assert decode_spec(POLICY, new_window(days=[day])).time_windows[0].days == (day,)
 
 
 @pytest.mark.parametrize("clock", ["00:00", "08:30", "19:59", "23:59"])
 def test_window_starts_at_a_valid_time(clock: str) -> None:
-    assert decode_spec(POLICY, a_window(start=clock)).time_windows[0].start == clock
+    assert decode_spec(POLICY, new_window(start=clock)).time_windows[0].start == clock
 
 
 def test_window_may_end_at_24_00() -> None:
-    assert decode_spec(POLICY, a_window(end="24:00")).time_windows[0].end == "24:00"
+    assert decode_spec(POLICY, new_window(end="24:00")).time_windows[0].end == "24:00"
 
 
 @pytest.mark.parametrize(
     ("policy", "path"),
     [
-        *((a_window(start=clock), "spec.timeWindows[0].start") for clock in ("8:00", "24:00", "25:00", "08:60", "")),
-        *((a_window(end=clock), "spec.timeWindows[0].end") for clock in ("8:00", "24:01", "25:00", "0800", "noon")),
-        *((a_window(days=["Mon", day]), "spec.timeWindows[0].days[1]") for day in ("Mo", "Mond", "Montag", "", "1")),
-        (a_window(days=["Mon"] * 8), "spec.timeWindows[0].days"),
-        (a_window(timeZone=""), "spec.timeWindows[0].timeZone"),
-        (a_policy(timeZone=""), "spec.timeZone"),
-        (a_policy(cluster=""), "spec.cluster"),
-        (a_limit(percent=101), "spec.resourceLimits[0].percent"),
-        (a_limit(percent=-1), "spec.resourceLimits[0].percent"),
-        (a_limit(percent="50"), "spec.resourceLimits[0].percent"),
-        *((a_limit(quantity=text), "spec.resourceLimits[0].quantity") for text in ("4 GB", "", "-1", -1, "Gi")),
-        (a_limit(resource=""), "spec.resourceLimits[0].resource"),
-        (a_policy(gracefulReclaimPeriodSeconds=-1), "spec.gracefulReclaimPeriodSeconds"),
+        *((new_window(start=clock), "spec.timeWindows[0].start") for clock in ("8:00", "24:00", "25:00", "08:60", "")),
+        *((new_window(end=clock), "spec.timeWindows[0].end") for clock in ("8:00", "24:01", "25:00", "0800", "noon")),
+        *((new_window(days=["Mon", day]), "spec.timeWindows[0].days[1]") for day in ("Mo", "Mond", "Montag", "", "1")),
+        (new_window(days=["Mon"] * 8), "spec.timeWindows[0].days"),
+        (new_window(timeZone=""), "spec.timeWindows[0].timeZone"),
+        (new_policy(timeZone=""), "spec.timeZone"),
+        (new_policy(cluster=""), "spec.cluster"),
+        (new_limit(percent=101), "spec.resourceLimits[0].percent"),
+        (new_limit(percent=-1), "spec.resourceLimits[0].percent"),
+        (new_limit(percent="50"), "spec.resourceLimits[0].percent"),
+        *((new_limit(quantity=text), "spec.resourceLimits[0].quantity") for text in ("4 GB", "", "-1", -1, "Gi")),
+        (new_limit(resource=""), "spec.resourceLimits[0].resource"),
+        (new_policy(gracefulReclaimPeriodSeconds=-1), "spec.gracefulReclaimPeriodSeconds"),
     ],
 )
 def test_invalid_policy_is_rejected_with_path(policy: Object, path: str) -> None:
@@ -104,4 +104,4 @@ def test_invalid_policy_is_rejected_with_path(policy: Object, path: str) -> None
 
 @pytest.mark.parametrize("quantity", [0, 4, "0", "+4", "500m", "1.5Gi", "1e3", ".5"])
 def test_quantity_may_have_a_suffix(quantity: int | str) -> None:
-    assert decode_spec(POLICY, a_limit(quantity=quantity)).resource_limits[0].quantity == quantity
+    assert decode_spec(POLICY, new_limit(quantity=quantity)).resource_limits[0].quantity == quantity

@@ -21,7 +21,7 @@ ADMIN = User("admin", ("system:masters",))
 
 
 @dataclass(frozen=True)
-class Hand:
+class ServerClient:
     """Calls the server as a user."""
 
     server: Server
@@ -67,13 +67,13 @@ class Hand:
         created: Object = result
         return created
 
-    def being(self, user: User) -> "Hand":
-        return Hand(self.server, self.accounts, user)
+    def being(self, user: User) -> "ServerClient":
+        return ServerClient(self.server, self.accounts, user)
 
 
 @pytest.fixture
-async def call(tmp_path: Path) -> AsyncIterator[Hand]:
+async def call(tmp_path: Path) -> AsyncIterator[ServerClient]:
     options = {"file_rootpath": str(tmp_path), "service_account_issuer": "https://here"}
     config = ApiServerConfig(backend="memory", secure_address="", pod_accounts=False, **options)
     async with run_apiserver(config) as running:
-        yield Hand(running.server, running.account_tokens)
+        yield ServerClient(running.server, running.account_tokens)

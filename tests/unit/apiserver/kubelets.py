@@ -20,7 +20,7 @@ from tapestry.kube.objects import Object
 from tapestry.streams.connection import SocketConnection
 from tapestry.streams.upgrade import UpgradeResponse, dial, request_upgrade
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 SECONDS = 30.0
 PODS = "/api/v1/namespaces/default/pods"
@@ -73,7 +73,7 @@ class Streams:
     """The API server and its kubelet."""
 
     running: RunningServer
-    call: Hand
+    call: ServerClient
     kubelet: FakeKubelet
     tls: ssl.SSLContext
     audit_file: Path
@@ -156,7 +156,7 @@ async def api_server_with_kubelet(folder: Path, **settings: Any) -> AsyncIterato
         await kubelet_server.start("127.0.0.1", 0, server_tls)
         try:
             async with run_apiserver(config) as running:
-                call = Hand(running.server, running.account_tokens)
+                call = ServerClient(running.server, running.account_tokens)
                 await create_objects(call, kubelet_server.addresses[0][1])
                 tls = ssl.create_default_context(cafile=str(authority.certificate_file))
                 streams = Streams(running, call, kubelet, tls, audit_file)
@@ -167,7 +167,7 @@ async def api_server_with_kubelet(folder: Path, **settings: Any) -> AsyncIterato
             await kubelet_server.stop()
 
 
-async def create_objects(call: Hand, kubelet_port: int) -> None:
+async def create_objects(call: ServerClient, kubelet_port: int) -> None:
     status = {
         "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet_port}},

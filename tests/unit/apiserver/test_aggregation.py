@@ -27,7 +27,7 @@ from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 GROUP = "/apis/shop.example.com/v1"
 SERVICES, API_SERVICES = "/api/v1/namespaces/shop/services", "/apis/apiregistration.k8s.io/v1/apiservices"
@@ -105,16 +105,16 @@ async def backend_listening(folder: Path, client_ca: Path) -> AsyncIterator[Back
 
 
 @asynccontextmanager
-async def serving(folder: Path, **options: Any) -> AsyncIterator[Hand]:
+async def serving(folder: Path, **options: Any) -> AsyncIterator[ServerClient]:
     settings = {"aggregation_allow_host": True, **options}
     config = ApiServerConfig(
         backend="memory", secure_address="", pod_accounts=False, file_rootpath=str(folder), **settings
     )
     async with run_apiserver(config) as running:
-        yield Hand(running.server, running.account_tokens)
+        yield ServerClient(running.server, running.account_tokens)
 
 
-async def register(call: Hand, backend: Backend, **spec: Any) -> Object:
+async def register(call: ServerClient, backend: Backend, **spec: Any) -> Object:
     await call.made("/api/v1/namespaces", {"metadata": {"name": "shop"}})
     await call.made(SERVICES, {"metadata": {"name": "orders"}, "spec": external("localhost")})
     return await call.made(API_SERVICES, api_service(backend, **spec))
@@ -134,7 +134,7 @@ def api_service(backend: Backend, **spec: Any) -> Object:
 
 
 @pytest.fixture
-async def shop(tmp_path: Path) -> AsyncIterator[tuple[Hand, Backend]]:
+async def shop(tmp_path: Path) -> AsyncIterator[tuple[ServerClient, Backend]]:
     ca = front_proxy_ca(tmp_path)
     ca.certificate_pem()
     async with backend_listening(tmp_path / "backend", ca.certificate_file) as backend, serving(tmp_path) as call:
@@ -142,7 +142,7 @@ async def shop(tmp_path: Path) -> AsyncIterator[tuple[Hand, Backend]]:
         yield call, backend
 
 
-async def test_request_is_forwarded_with_user(shop: tuple[Hand, Backend]) -> None:
+async def test_request_is_forwarded_with_user(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     user = User("ann é", ("system:masters", "b"), "u1", {"Scopes/x": ("read", "write")})
     body = b"k8s\x00any bytes"
@@ -196,7 +196,7 @@ class ClientConnection:
         self.closed.set()
 
 
-async def test_upgrade_is_forwarded_with_user(shop: tuple[Hand, Backend]) -> None:
+async def test_upgrade_is_forwarded_with_user(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
 
     async def console(request: web.BaseRequest) -> web.WebSocketResponse:
@@ -230,7 +230,7 @@ async def test_upgrade_is_forwarded_with_user(shop: tuple[Hand, Backend]) -> Non
     assert call.server.aggregator.limiter.total == 0
 
 
-async def test_refused_upgrade_is_passed_on(shop: tuple[Hand, Backend]) -> None:
+async def test_refused_upgrade_is_passed_on(shop: tuple[ServerClient, Backend]) -> None:
     call, _ = shop
     headers = {"connection": "Upgrade", "upgrade": "websocket"}
     path = f"{GROUP}/namespaces/a/orders/o/console"
@@ -241,7 +241,7 @@ async def test_refused_upgrade_is_passed_on(shop: tuple[Hand, Backend]) -> None:
     assert call.server.aggregator.limiter.total == 0
 
 
-async def test_forwarded_call_is_authorized_first(shop: tuple[Hand, Backend]) -> None:
+async def test_forwarded_call_is_authorized_first(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     bob = call.being(User("bob", ("system:authenticated",)))
     path = f"{GROUP}/namespaces/a/orders"
@@ -266,13 +266,13 @@ async def test_forwarded_call_is_authorized_first(shop: tuple[Hand, Backend]) ->
 @pytest.mark.parametrize(
     "path", ["namespaces/a/../b/orders", "namespaces/a/./orders", "namespaces//orders", "a%2Fb", "%2e%2e/orders"]
 )
-async def test_ambiguous_paths_are_not_forwarded(shop: tuple[Hand, Backend], path: str) -> None:
+async def test_ambiguous_paths_are_not_forwarded(shop: tuple[ServerClient, Backend], path: str) -> None:
     call, backend = shop
     assert (await call("GET", f"{GROUP}/{path}"))[0] == 404
     assert not backend.requests
 
 
-async def test_watch_is_streamed(shop: tuple[Hand, Backend]) -> None:
+async def test_watch_is_streamed(shop: tuple[ServerClient, Backend]) -> None:
     call, _ = shop
     response = await call.answer("GET", f"{GROUP}/orders", watch="true")
     assert isinstance(response, ApiResponse)
@@ -282,7 +282,7 @@ async def test_watch_is_streamed(shop: tuple[Hand, Backend]) -> None:
     response.stream.end()
 
 
-async def test_errors_and_redirects_of_the_server(shop: tuple[Hand, Backend]) -> None:
+async def test_errors_and_redirects_of_the_server(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     status = {"kind": "Status", "code": 409, "message": "no"}
     backend.responses[f"{GROUP}/orders"] = lambda _: web.json_response(status, status=409)
@@ -316,7 +316,7 @@ async def test_slow_server_times_out(tmp_path: Path) -> None:
         silence.set()
 
 
-async def test_unreachable_server_is_unavailable(shop: tuple[Hand, Backend]) -> None:
+async def test_unreachable_server_is_unavailable(shop: tuple[ServerClient, Backend]) -> None:
     call, _ = shop
     _, service = await call("GET", f"{SERVICES}/orders")
     assert (await call("DELETE", f"{SERVICES}/orders"))[0] == 200
@@ -325,7 +325,7 @@ async def test_unreachable_server_is_unavailable(shop: tuple[Hand, Backend]) -> 
     assert service["spec"]["type"] == "ExternalName"
 
 
-async def test_certificate_of_server_is_verified(shop: tuple[Hand, Backend], tmp_path: Path) -> None:
+async def test_certificate_of_server_is_verified(shop: tuple[ServerClient, Backend], tmp_path: Path) -> None:
     call, backend = shop
     other = CertificateAuthority(tmp_path / "other").certificate_pem()
     _, current = await call("GET", f"{API_SERVICES}/v1.shop.example.com")
@@ -362,7 +362,7 @@ def test_local_addresses_are_not_remote(address: str) -> None:
     check_remote_host("192.0.2.1")
 
 
-async def test_built_in_groups_are_never_forwarded(shop: tuple[Hand, Backend]) -> None:
+async def test_built_in_groups_are_never_forwarded(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     spec = {"group": "apps", "version": "v1"}
     await call.made(API_SERVICES, {**api_service(backend, **spec), "metadata": {"name": "v1.apps"}})
@@ -371,7 +371,7 @@ async def test_built_in_groups_are_never_forwarded(shop: tuple[Hand, Backend]) -
     assert not backend.requests
 
 
-async def test_discovery_is_merged(shop: tuple[Hand, Backend]) -> None:
+async def test_discovery_is_merged(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     groups = (await call("GET", "/apis"))[1]["groups"]
     assert {"shop.example.com", "apps"} <= {each["name"] for each in groups}
@@ -388,7 +388,7 @@ async def test_discovery_is_merged(shop: tuple[Hand, Backend]) -> None:
     assert backend.documents_read == 1
 
 
-async def test_unavailable_server_is_stale_and_not_called(shop: tuple[Hand, Backend]) -> None:
+async def test_unavailable_server_is_stale_and_not_called(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     await call("GET", "/apis", accept=AGGREGATED)
     _, current = await call("GET", f"{API_SERVICES}/v1.shop.example.com")
@@ -408,7 +408,7 @@ async def test_unavailable_server_is_stale_and_not_called(shop: tuple[Hand, Back
     assert (await call("GET", f"{GROUP}/orders"))[0] == 404
 
 
-async def test_unauthorized_users_cannot_cause_reads(shop: tuple[Hand, Backend]) -> None:
+async def test_unauthorized_users_cannot_cause_reads(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     anonymous = call.being(User("system:anonymous", ("system:unauthenticated",)))
     for path in ("/apis", "/apis/", "/openapi/v2", "/openapi/v3", GROUP, f"{GROUP}/orders", f"/openapi/v3{GROUP}"):
@@ -416,7 +416,7 @@ async def test_unauthorized_users_cannot_cause_reads(shop: tuple[Hand, Backend])
     assert not backend.requests
 
 
-async def test_names_that_are_no_labels_are_not_called(shop: tuple[Hand, Backend]) -> None:
+async def test_names_that_are_no_labels_are_not_called(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     for name in ("127.0.0.1:1/x?", "a@b", "a.b"):
         spec = {"version": "v2", "service": {"namespace": "shop", "name": name, "port": backend.port}}
@@ -428,7 +428,7 @@ async def test_names_that_are_no_labels_are_not_called(shop: tuple[Hand, Backend
     assert not backend.requests
 
 
-async def test_malformed_openapi_does_not_break_the_documents(shop: tuple[Hand, Backend]) -> None:
+async def test_malformed_openapi_does_not_break_the_documents(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     deep: Any = {}
     for _ in range(2000):
@@ -446,7 +446,7 @@ async def test_malformed_openapi_does_not_break_the_documents(shop: tuple[Hand, 
             assert response.status == 200
 
 
-async def test_malformed_discovery_is_stale(shop: tuple[Hand, Backend]) -> None:
+async def test_malformed_discovery_is_stale(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     for document in ([], {"kind": "APIResourceList", "resources": [7]}, {"kind": "Other"}, "text"):
         backend.responses[GROUP] = lambda _, document=document: web.json_response(document)
@@ -458,7 +458,7 @@ async def test_malformed_discovery_is_stale(shop: tuple[Hand, Backend]) -> None:
         assert found["versions"][0]["freshness"] == "Stale"
 
 
-async def test_openapi_is_merged(shop: tuple[Hand, Backend]) -> None:
+async def test_openapi_is_merged(shop: tuple[ServerClient, Backend]) -> None:
     call, backend = shop
     index = (await call("GET", "/openapi/v3"))[1]["paths"]
     assert index[GROUP[1:]] == {"serverRelativeURL": f"/openapi/v3{GROUP}?hash=ABC123"}

@@ -19,7 +19,7 @@ from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS
 from tapestry.process.audit import AuditLog
 
-from .conftest import ADMIN, Hand
+from .conftest import ADMIN, ServerClient
 
 BOB = User("bob", ("devs", "system:authenticated"))
 MAPS = "/api/v1/namespaces/default/configmaps"
@@ -34,7 +34,7 @@ def policy(*rules: Object, **more: Any) -> AuditPolicy:
 class Audited:
     """A server with an audit log."""
 
-    def __init__(self, call: Hand, path: Path, policy: AuditPolicy) -> None:
+    def __init__(self, call: ServerClient, path: Path, policy: AuditPolicy) -> None:
         self._path = path
         self._file = AuditLog(str(path))
         server = call.server
@@ -51,7 +51,7 @@ class Audited:
         return [json.loads(line) for line in self._path.read_text().splitlines()]
 
 
-async def test_default_policy_logs_requests_without_bodies(call: Hand, tmp_path: Path) -> None:
+async def test_default_policy_logs_requests_without_bodies(call: ServerClient, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
     secret = {"metadata": {"name": "s"}, "stringData": {"password": "hunter2"}}
     response = await audited("POST", "/api/v1/namespaces/default/secrets", secret, uri="/u?a=b", source_ip="10.0.0.1")
@@ -76,12 +76,12 @@ async def test_default_policy_logs_requests_without_bodies(call: Hand, tmp_path:
     assert "responseObject" not in last
 
 
-def a_policy(**spec: Any) -> Object:
+def new_policy(**spec: Any) -> Object:
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["*"]}
     return {"metadata": {"name": "p"}, "spec": {"matchConstraints": {"resourceRules": [rule]}, **spec}}
 
 
-async def test_policy_annotations_are_logged_for_rejected_requests(call: Hand, tmp_path: Path) -> None:
+async def test_policy_annotations_are_logged_for_rejected_requests(call: ServerClient, tmp_path: Path) -> None:
     group = "/apis/admissionregistration.k8s.io/v1"
     annotations = {
         "who": "'named ' + object.metadata.name",
@@ -89,7 +89,7 @@ async def test_policy_annotations_are_logged_for_rejected_requests(call: Hand, t
         "nothing": "' '",
         "null": "null",
     }
-    policy_object = a_policy(
+    policy_object = new_policy(
         paramKind={"apiVersion": "v1", "kind": "Namespace"},
         validations=[{"expression": "true"}, {"expression": "false", "message": "never"}, {"expression": "1 > 2"}],
         auditAnnotations=[{"key": key, "valueExpression": each} for key, each in annotations.items()],
@@ -120,9 +120,9 @@ async def test_policy_annotations_are_logged_for_rejected_requests(call: Hand, t
     }
 
 
-async def test_failing_annotation_rejects_unless_failure_policy_ignores(call: Hand, tmp_path: Path) -> None:
+async def test_failing_annotation_rejects_unless_failure_policy_ignores(call: ServerClient, tmp_path: Path) -> None:
     group = "/apis/admissionregistration.k8s.io/v1"
-    failing = a_policy(auditAnnotations=[{"key": "k", "valueExpression": "string(object.nope)"}])
+    failing = new_policy(auditAnnotations=[{"key": "k", "valueExpression": "string(object.nope)"}])
     created = await call.made(f"{group}/validatingadmissionpolicies", failing)
     binding = {"policyName": "p", "validationActions": ["Deny"]}
     await call.made(f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": binding})
@@ -132,12 +132,12 @@ async def test_failing_annotation_rejects_unless_failure_policy_ignores(call: Ha
     assert (await call("PUT", f"{group}/validatingadmissionpolicies/p", ignoring))[0] == 200
     assert (await audited("POST", MAPS, {"metadata": {"name": "m"}})).status == 201
     assert not [key for each in audited.events() for key in each.get("annotations", {}) if key.startswith("p/")]
-    keyless = a_policy(auditAnnotations=[{"valueExpression": "'x'"}])
+    keyless = new_policy(auditAnnotations=[{"valueExpression": "'x'"}])
     status, result = await call("POST", f"{group}/validatingadmissionpolicies", keyless, dryRun="All")
     assert (status, result["details"]["causes"][0]["field"]) == (422, "spec.auditAnnotations[0].key")
 
 
-async def test_level_decides_which_bodies_are_logged(call: Hand, tmp_path: Path) -> None:
+async def test_level_decides_which_bodies_are_logged(call: ServerClient, tmp_path: Path) -> None:
     rules = [{"level": "Request", "users": ["admin"]}, {"level": "RequestResponse"}]
     audited = Audited(call, tmp_path / "audit.log", policy(*rules, omitStages=["RequestReceived"]))
     await audited("POST", MAPS, {"metadata": {"name": "a"}, "data": {"k": "v"}})
@@ -149,7 +149,7 @@ async def test_level_decides_which_bodies_are_logged(call: Hand, tmp_path: Path)
 
 
 @pytest.mark.parametrize("omits", [True, False])
-async def test_managed_fields_are_omitted_by_policy(call: Hand, tmp_path: Path, omits: bool) -> None:
+async def test_managed_fields_are_omitted_by_policy(call: ServerClient, tmp_path: Path, omits: bool) -> None:
     audit_policy = policy({"level": "RequestResponse"}, omitManagedFields=omits, omitStages=["RequestReceived"])
     audited = Audited(call, tmp_path / "audit.log", audit_policy)
     await audited("POST", MAPS, {"metadata": {"name": "a"}, "data": {"k": "v"}})
@@ -159,7 +159,7 @@ async def test_managed_fields_are_omitted_by_policy(call: Hand, tmp_path: Path, 
         assert ("managedFields" in logged["metadata"]) is not omits
 
 
-async def test_rejected_request_is_logged_with_reason(call: Hand, tmp_path: Path) -> None:
+async def test_rejected_request_is_logged_with_reason(call: ServerClient, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", policy({"level": "Metadata"}, omitStages=["RequestReceived"]))
     await audited("GET", MAPS, user=BOB)
     await audited("GET", "/version", user=BOB)
@@ -170,7 +170,7 @@ async def test_rejected_request_is_logged_with_reason(call: Hand, tmp_path: Path
     assert allowed["annotations"]["authorization.k8s.io/reason"].startswith("RBAC: allowed by ClusterRoleBinding")
 
 
-async def test_impersonated_user_is_logged(call: Hand, tmp_path: Path) -> None:
+async def test_impersonated_user_is_logged(call: ServerClient, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", policy({"level": "Metadata"}, omitStages=["RequestReceived"]))
     await audited("GET", "/version", impersonation_headers=(("impersonate-user", "joe"),))
     [event] = audited.events()
@@ -178,7 +178,7 @@ async def test_impersonated_user_is_logged(call: Hand, tmp_path: Path) -> None:
     assert event["impersonatedUser"] == {"username": "joe", "groups": ["system:authenticated"]}
 
 
-async def test_watch_is_logged_at_start_and_end(call: Hand, tmp_path: Path) -> None:
+async def test_watch_is_logged_at_start_and_end(call: ServerClient, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
     watch = await audited("GET", MAPS, query={"watch": "true"})
     assert isinstance(watch, WatchResponse)
@@ -188,7 +188,7 @@ async def test_watch_is_logged_at_start_and_end(call: Hand, tmp_path: Path) -> N
     assert stages == ["RequestReceived", "ResponseStarted", "ResponseComplete"]
 
 
-async def test_unauthorized_request_is_logged(call: Hand, tmp_path: Path) -> None:
+async def test_unauthorized_request_is_logged(call: ServerClient, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
     response = audited.handler.reject(Call("GET", MAPS, {}, {}, b"", User("")), unauthorized())
     *_, last = audited.events()
@@ -196,7 +196,7 @@ async def test_unauthorized_request_is_logged(call: Hand, tmp_path: Path) -> Non
     assert last["user"]["username"] == ""
 
 
-async def test_request_without_matching_rule_is_not_logged(call: Hand, tmp_path: Path) -> None:
+async def test_request_without_matching_rule_is_not_logged(call: ServerClient, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", policy({"level": "Metadata", "verbs": ["delete"]}))
     response = await audited("GET", MAPS)
     assert isinstance(response, ApiResponse)
@@ -205,12 +205,12 @@ async def test_request_without_matching_rule_is_not_logged(call: Hand, tmp_path:
 
 
 def attributes_of(
-    call: Hand, resource: Any, verb: str = "get", name: str = "", sub: str = "", namespace: str = ""
+    call: ServerClient, resource: Any, verb: str = "get", name: str = "", sub: str = "", namespace: str = ""
 ) -> Attributes:
     return Attributes(BOB, verb, Target(call.server.registry.info_for(resource), namespace, name, sub))
 
 
-async def test_rules_match_all_request_attributes(call: Hand) -> None:
+async def test_rules_match_all_request_attributes(call: ServerClient) -> None:
     pod, status = (
         attributes_of(call, PODS, namespace="default", name="p"),
         attributes_of(call, PODS, sub="status", name="p"),
@@ -237,7 +237,7 @@ async def test_rules_match_all_request_attributes(call: Hand) -> None:
         assert [rule.matches(each) for each in (pod, status, node, path_request)] == fits, spec
 
 
-async def test_first_matching_rule_applies_and_stages_add_up(call: Hand) -> None:
+async def test_first_matching_rule_applies_and_stages_add_up(call: ServerClient) -> None:
     first: Object = {"level": "None", "resources": [{"resources": ["configmaps"]}]}
     second: Object = {"level": "Request", "omitStages": ["Panic"], "omitManagedFields": False}
     result = policy(first, second, omitStages=["RequestReceived"], omitManagedFields=True)

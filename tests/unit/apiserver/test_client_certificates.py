@@ -91,7 +91,7 @@ async def server(tmp_path: Path) -> AsyncIterator[CertificateServer]:
         yield CertificateServer(tmp_path / "data", host, int(port))
 
 
-def a_certificate(authority: CertificateAuthority, folder: Path, use: x509.ObjectIdentifier, days: int) -> Files:
+def new_certificate(authority: CertificateAuthority, folder: Path, use: x509.ObjectIdentifier, days: int) -> Files:
     """Issue a certificate that the CA would not issue: for another use, or expired."""
     pair = authority.key_pair()
     assert pair is not None
@@ -120,8 +120,8 @@ UNKNOWN: dict[str, CertificateSource] = {
     "unknown CA": lambda _, folder: CertificateAuthority(folder / "unknown").client_certificate(
         "root", ["system:masters"]
     ),
-    "expired": lambda server, folder: a_certificate(server.authority, folder, ExtendedKeyUsageOID.CLIENT_AUTH, -1),
-    "other use": lambda server, folder: a_certificate(server.authority, folder, ExtendedKeyUsageOID.SERVER_AUTH, 9),
+    "expired": lambda server, folder: new_certificate(server.authority, folder, ExtendedKeyUsageOID.CLIENT_AUTH, -1),
+    "other use": lambda server, folder: new_certificate(server.authority, folder, ExtendedKeyUsageOID.SERVER_AUTH, 9),
     "a CA itself": lambda _, folder: ca_files(CertificateAuthority(folder / "unknown")),
 }
 

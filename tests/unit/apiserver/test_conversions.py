@@ -13,7 +13,7 @@ from tapestry.apiserver.customresources.conversions import ConversionError, with
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 from .hooks import Hook, listening, patching
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -57,7 +57,7 @@ def definition_body(hook: Hook, storage: str = "v1") -> Object:
 
 
 @pytest.fixture
-async def hook(call: Hand, tmp_path: Path) -> AsyncIterator[Hook]:
+async def hook(call: ServerClient, tmp_path: Path) -> AsyncIterator[Hook]:
     """The webhook of a served definition."""
     async with listening(tmp_path / "pki", convert_sites) as hook:
         await call.made(CRDS, definition_body(hook))
@@ -68,7 +68,7 @@ def site_body(name: str, **spec: Any) -> Object:
     return {"metadata": {"name": name}, "spec": spec}
 
 
-async def test_get_returns_the_requested_version(call: Hand, hook: Hook) -> None:
+async def test_get_returns_the_requested_version(call: ServerClient, hook: Hook) -> None:
     created = await call.made(V1, site_body("a", host="here", size=3))
     assert hook.requests == []
     _, other = await call("GET", f"{V2}/a")
@@ -77,7 +77,7 @@ async def test_get_returns_the_requested_version(call: Hand, hook: Hook) -> None
     assert (await call("GET", f"{V1}/a"))[1] == created
 
 
-async def test_write_in_other_version_is_stored_converted(call: Hand, hook: Hook) -> None:
+async def test_write_in_other_version_is_stored_converted(call: ServerClient, hook: Hook) -> None:
     created = await call.made(V2, site_body("a", address="there"))
     assert created["spec"] == {"address": "there"}
     assert (await call("GET", f"{V1}/a"))[1]["spec"] == {"host": "there"}
@@ -90,7 +90,7 @@ async def test_write_in_other_version_is_stored_converted(call: Hand, hook: Hook
     assert (await call("DELETE", f"{V2}/a"))[0] == 200
 
 
-async def test_list_is_converted_in_one_call(call: Hand, hook: Hook) -> None:
+async def test_list_is_converted_in_one_call(call: ServerClient, hook: Hook) -> None:
     for number in range(5):
         await call.made(V1, site_body(f"s{number}", host=f"h{number}"))
     _, listed = await call("GET", V2)
@@ -98,7 +98,7 @@ async def test_list_is_converted_in_one_call(call: Hand, hook: Hook) -> None:
     assert len(hook.requests) == 1
 
 
-async def test_admission_webhook_gets_version_of_its_rule(call: Hand, hook: Hook, tmp_path: Path) -> None:
+async def test_admission_webhook_gets_version_of_its_rule(call: ServerClient, hook: Hook, tmp_path: Path) -> None:
     rule = {"operations": ["*"], "apiGroups": ["example.com"], "apiVersions": ["v2"], "resources": ["sites"]}
     change = patching({"op": "replace", "path": "/spec/address", "value": "moved"})
     async with listening(tmp_path / "pki", change) as other:
@@ -118,7 +118,7 @@ async def test_admission_webhook_gets_version_of_its_rule(call: Hand, hook: Hook
     assert (request["object"]["apiVersion"], request["object"]["spec"]) == ("example.com/v2", {"address": "here"})
 
 
-async def test_watch_returns_the_requested_version(call: Hand, hook: Hook) -> None:
+async def test_watch_returns_the_requested_version(call: ServerClient, hook: Hook) -> None:
     await call.made(V1, site_body("a", host="first"))
     watch = await call.answer("GET", V2, watch="true", timeoutSeconds="30")
     assert isinstance(watch, WatchResponse)
@@ -131,7 +131,7 @@ async def test_watch_returns_the_requested_version(call: Hand, hook: Hook) -> No
     await chunks.aclose()
 
 
-async def test_object_in_old_storage_version_is_converted(call: Hand, hook: Hook) -> None:
+async def test_object_in_old_storage_version_is_converted(call: ServerClient, hook: Hook) -> None:
     await call.made(V1, site_body("a", host="old"))
     _, definition = await call("GET", f"{CRDS}/sites.example.com")
     changed = {**definition, "spec": definition_body(hook, storage="v2")["spec"]}
@@ -140,7 +140,7 @@ async def test_object_in_old_storage_version_is_converted(call: Hand, hook: Hook
     assert (await call("GET", f"{V1}/a"))[1]["spec"] == {"host": "old"}
 
 
-async def test_conversion_changes_only_labels_and_annotations(call: Hand, hook: Hook) -> None:
+async def test_conversion_changes_only_labels_and_annotations(call: ServerClient, hook: Hook) -> None:
     def change_metadata(request: Object) -> Object:
         response = convert_sites(request)
         for obj in response["convertedObjects"]:
@@ -158,7 +158,7 @@ async def test_conversion_changes_only_labels_and_annotations(call: Hand, hook: 
     assert converted["metadata"] == {**created["metadata"], "labels": {"new": "label"}}
 
 
-async def test_converted_object_is_pruned(call: Hand, hook: Hook) -> None:
+async def test_converted_object_is_pruned(call: ServerClient, hook: Hook) -> None:
     def add_field(request: Object) -> Object:
         response = convert_sites(request)
         for obj in response["convertedObjects"]:
@@ -226,7 +226,7 @@ def rename_sites(request: Object) -> Object:
     ],
 )
 async def test_failed_conversion_is_server_error(
-    call: Hand, hook: Hook, say: Callable[[Object], Object], message: str
+    call: ServerClient, hook: Hook, say: Callable[[Object], Object], message: str
 ) -> None:
     await call.made(V1, site_body("a", host="here"))
     hook.say = say
@@ -235,7 +235,7 @@ async def test_failed_conversion_is_server_error(
     assert message in response["message"]
 
 
-async def test_watch_ends_with_error_if_conversion_fails(call: Hand, hook: Hook) -> None:
+async def test_watch_ends_with_error_if_conversion_fails(call: ServerClient, hook: Hook) -> None:
     await call.made(V1, site_body("a", host="here"))
     hook.say = lambda _: {"result": {"status": "Failure", "message": "cannot"}}
     watch = await call.answer("GET", V2, watch="true", timeoutSeconds="30")
@@ -274,7 +274,7 @@ async def test_watch_ends_with_error_if_conversion_fails(call: Hand, hook: Hook)
     ],
 )
 async def test_invalid_conversion_settings_are_rejected(
-    call: Hand, hook: Hook, conversion: Object, message: str
+    call: ServerClient, hook: Hook, conversion: Object, message: str
 ) -> None:
     _, definition = await call("GET", f"{CRDS}/sites.example.com")
     changed = {**definition, "spec": {**definition["spec"], "conversion": conversion}}

@@ -4,7 +4,7 @@ from typing import Any
 
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 INGRESSES = "/apis/networking.k8s.io/v1/namespaces/default/ingresses"
@@ -18,7 +18,7 @@ def claim_body(name: str, **spec: Any) -> Object:
     return {"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteOnce"], "resources": resources, **spec}}
 
 
-async def test_claim_gets_default_storage_class(call: Hand) -> None:
+async def test_claim_gets_default_storage_class(call: ServerClient) -> None:
     assert "storageClassName" not in (await call.made(CLAIMS, claim_body("before")))["spec"]
     annotations = {f"storageclass.kubernetes.io/{DEFAULT}": "true"}
     await call.made(STORAGE, {"metadata": {"name": "slow"}, "provisioner": "x"})
@@ -28,7 +28,7 @@ async def test_claim_gets_default_storage_class(call: Hand) -> None:
     assert (await call.made(CLAIMS, claim_body("none", storageClassName="")))["spec"]["storageClassName"] == ""
 
 
-async def test_ingress_gets_default_ingress_class(call: Hand) -> None:
+async def test_ingress_gets_default_ingress_class(call: ServerClient) -> None:
     annotations = {f"ingressclass.kubernetes.io/{DEFAULT}": "true"}
     await call.made(
         INGRESS_CLASSES, {"metadata": {"name": "edge", "annotations": annotations}, "spec": {"controller": "x/y"}}

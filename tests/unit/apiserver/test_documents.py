@@ -14,7 +14,7 @@ from tapestry.apiserver.documents.openapi_v2 import v2_structural_schema
 from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, encode_document
 from tapestry.kube.objects import Object
 
-from .conftest import ADMIN, Hand
+from .conftest import ADMIN, ServerClient
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
@@ -42,19 +42,19 @@ def definition_body(schema: Object = SCHEMA, **versions: bool) -> Object:
     }
 
 
-async def definitions(call: Hand) -> Any:
+async def definitions(call: ServerClient) -> Any:
     status, document = await call("GET", "/openapi/v2")
     assert status == 200
     return document["definitions"]
 
 
-async def conditional_get(call: Hand, path: str, tag: str, accept: str = "") -> ApiResponse:
+async def conditional_get(call: ServerClient, path: str, tag: str, accept: str = "") -> ApiResponse:
     response = await call.server.handle(Call("GET", path, {}, {"if-none-match": tag, "accept": accept}, b"", ADMIN))
     assert isinstance(response, ApiResponse)
     return response
 
 
-async def test_v2_has_served_versions_of_custom_resources(call: Hand) -> None:
+async def test_v2_has_served_versions_of_custom_resources(call: ServerClient) -> None:
     assert "com.example.v1.Widget" not in await definitions(call)
     created = await call.made(DEFINITIONS, definition_body(v1=True, v2=True, v3=False))
     schemas = await definitions(call)
@@ -71,7 +71,7 @@ async def test_v2_has_served_versions_of_custom_resources(call: Hand) -> None:
     assert "com.example.v2.Widget" not in await definitions(call)
 
 
-async def test_v2_has_no_schema_if_unknown_fields_are_preserved(call: Hand) -> None:
+async def test_v2_has_no_schema_if_unknown_fields_are_preserved(call: ServerClient) -> None:
     await call.made(DEFINITIONS, definition_body({"type": "object", "x-kubernetes-preserve-unknown-fields": True}))
     schemas = (await definitions(call))["com.example.v1.Widget"]
     assert {**schemas, "x-kubernetes-group-version-kind": None} == {
@@ -104,12 +104,12 @@ def test_v2_omits_unsupported_constraints(schema: Object, expected: Object) -> N
     assert v2_structural_schema(schema) == expected
 
 
-async def test_v2_rejects_other_media_types(call: Hand) -> None:
+async def test_v2_rejects_other_media_types(call: ServerClient) -> None:
     status, _ = await call("GET", "/openapi/v2", accept="application/xml")
     assert status == 406
 
 
-async def test_v2_references_exist(call: Hand) -> None:
+async def test_v2_references_exist(call: ServerClient) -> None:
     await call.made(DEFINITIONS, definition_body())
     schemas = await definitions(call)
     text = msgspec.json.encode(schemas).decode()
@@ -122,7 +122,7 @@ async def test_v2_references_exist(call: Hand) -> None:
     ("path", "accept"),
     [("/openapi/v2", ""), ("/openapi/v3", ""), ("/openapi/v3/apis/apps/v1", ""), ("/apis", AGGREGATED)],
 )
-async def test_document_with_current_etag_is_not_modified(call: Hand, path: str, accept: str) -> None:
+async def test_document_with_current_etag_is_not_modified(call: ServerClient, path: str, accept: str) -> None:
     tag = (await conditional_get(call, path, "", accept)).headers["ETag"]
     again = await conditional_get(call, path, tag, accept)
     assert (again.status, again.body) == (304, b"")
@@ -131,7 +131,7 @@ async def test_document_with_current_etag_is_not_modified(call: Hand, path: str,
     assert after.status == (304 if path.endswith("apps/v1") else 200)
 
 
-async def test_v3_index_has_hashes_of_documents(call: Hand) -> None:
+async def test_v3_index_has_hashes_of_documents(call: ServerClient) -> None:
     _, index = await call("GET", "/openapi/v3")
     address = index["paths"]["apis/apps/v1"]["serverRelativeURL"]
     path, _, tag = address.partition("?hash=")
@@ -141,7 +141,7 @@ async def test_v3_index_has_hashes_of_documents(call: Hand) -> None:
     assert "immutable" in document.headers["Cache-Control"]
 
 
-async def test_documents_of_custom_resources_follow_their_schemas(call: Hand) -> None:
+async def test_documents_of_custom_resources_follow_their_schemas(call: ServerClient) -> None:
     """Parts that are cached are those that would be built now, in each form."""
     created = await call.made(DEFINITIONS, definition_body())
     for color in ("green", "yellow"):
@@ -163,7 +163,7 @@ async def test_documents_of_custom_resources_follow_their_schemas(call: Hand) ->
         assert widget["properties"]["spec"]["properties"]["color"]["enum"] == [color]
 
 
-async def test_v3_describes_metadata_of_custom_resources(call: Hand) -> None:
+async def test_v3_describes_metadata_of_custom_resources(call: ServerClient) -> None:
     await call.made(DEFINITIONS, definition_body())
     _, document = await call("GET", "/openapi/v3/apis/example.com/v1")
     schemas = document["components"]["schemas"]
@@ -174,7 +174,7 @@ async def test_v3_describes_metadata_of_custom_resources(call: Hand) -> None:
     assert metadata["properties"]["creationTimestamp"]["description"]
 
 
-async def test_documented_paths_are_served(call: Hand) -> None:
+async def test_documented_paths_are_served(call: ServerClient) -> None:
     await call.made(DEFINITIONS, definition_body())
     _, index = await call("GET", "/openapi/v3")
     _, swagger = await call("GET", "/openapi/v2")
@@ -189,7 +189,7 @@ async def test_documented_paths_are_served(call: Hand) -> None:
         assert (await call("GET", path))[0] == 200, path
 
 
-async def test_custom_resource_has_paths_of_its_subresources(call: Hand) -> None:
+async def test_custom_resource_has_paths_of_its_subresources(call: ServerClient) -> None:
     await call.made(DEFINITIONS, definition_body())
     _, document = await call("GET", "/openapi/v3/apis/example.com/v1")
     paths = "/apis/example.com/v1/namespaces/{namespace}/widgets"
@@ -203,7 +203,7 @@ async def test_custom_resource_has_paths_of_its_subresources(call: Hand) -> None
     ("accepted", "compressed"),
     [("gzip", True), ("br, gzip;q=0.5", True), ("", False), ("gzip;q=0", False), ("gzip; q=0.0, br", False)],
 )
-async def test_openapi_is_compressed_if_accepted(call: Hand, accepted: str, compressed: bool) -> None:
+async def test_openapi_is_compressed_if_accepted(call: ServerClient, accepted: str, compressed: bool) -> None:
     headers = {"accept-encoding": accepted}
     response = await call.server.handle(Call("GET", "/openapi/v3/api/v1", {}, headers, b"", ADMIN))
     assert isinstance(response, ApiResponse)
@@ -212,7 +212,7 @@ async def test_openapi_is_compressed_if_accepted(call: Hand, accepted: str, comp
     assert response.headers["ETag"] == f'"{sha512(body).hexdigest().upper()}"'
 
 
-async def test_resources_with_same_storage_have_same_hash(call: Hand) -> None:
+async def test_resources_with_same_storage_have_same_hash(call: ServerClient) -> None:
     async def hash_of(path: str, name: str) -> str:
         _, listed = await call("GET", path)
         version_hash: str = next(each["storageVersionHash"] for each in listed["resources"] if each["name"] == name)
@@ -224,7 +224,7 @@ async def test_resources_with_same_storage_have_same_hash(call: Hand) -> None:
     assert await hash_of("/apis/autoscaling/v1", scalers) == await hash_of("/apis/autoscaling/v2", scalers)
 
 
-async def test_version_has_all_fields(call: Hand) -> None:
+async def test_version_has_all_fields(call: ServerClient) -> None:
     _, document = await call("GET", "/version")
     assert set(document) == {
         *("major", "minor", "gitVersion", "gitCommit", "gitTreeState"),
@@ -233,7 +233,7 @@ async def test_version_has_all_fields(call: Hand) -> None:
     }
 
 
-async def test_version_matches_kubectl_of_same_release(call: Hand) -> None:
+async def test_version_matches_kubectl_of_same_release(call: ServerClient) -> None:
     _, document = await call("GET", "/version")
     compared = ("gitVersion", "gitCommit", "gitTreeState")  # compared by `kubectl --match-server-version`
     release = "v1.34.3", "df11db1c0f08fab3c0baee1e5ce6efbf816af7f1", "clean"

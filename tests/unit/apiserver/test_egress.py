@@ -15,7 +15,7 @@ from tapestry.apiserver.core import egress
 from tapestry.apiserver.core.egress import AddressNotAllowed, CheckedResolver, check_host, is_allowed
 
 from . import hooks
-from .conftest import Hand
+from .conftest import ServerClient
 
 GROUP = "/apis/admissionregistration.k8s.io/v1"
 MAPS, PODS = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/pods"
@@ -72,7 +72,7 @@ def configuration(client: Any, **fields: Any) -> Any:
     return {"metadata": {"name": "hooks"}, "webhooks": [webhook]}
 
 
-async def failure_message(call: Hand, client: Any) -> str:
+async def failure_message(call: ServerClient, client: Any) -> str:
     """The error of a write that the webhook is called for."""
     await call.made(f"{GROUP}/validatingwebhookconfigurations", configuration(client))
     status, response = await call("POST", MAPS, {"metadata": {"name": "m"}})
@@ -84,19 +84,19 @@ async def failure_message(call: Hand, client: Any) -> str:
     "host",
     [*(f"[{each}]" if ":" in each else each for each in FORBIDDEN), "2852039166", "0xa9fea9fe", "169.254.43518"],
 )
-async def test_webhook_at_forbidden_address_is_not_called(call: Hand, host: str) -> None:
+async def test_webhook_at_forbidden_address_is_not_called(call: ServerClient, host: str) -> None:
     message = await failure_message(call, {"url": f"https://{host}/latest"})
     assert "address not allowed" in message or "is not a canonical IPv4 address" in message
 
 
-async def test_service_at_forbidden_address_is_not_called(call: Hand) -> None:
+async def test_service_at_forbidden_address_is_not_called(call: ServerClient) -> None:
     service = {"metadata": {"name": "s"}, "spec": {"type": "ExternalName", "externalName": "169.254.169.254"}}
     await call.made("/api/v1/namespaces/default/services", service)
     client = {"service": {"name": "s", "namespace": "default", "path": "/x"}}
     assert "address not allowed" in await failure_message(call, client)
 
 
-async def test_kubelet_at_forbidden_address_is_not_called(call: Hand) -> None:
+async def test_kubelet_at_forbidden_address_is_not_called(call: ServerClient) -> None:
     await call.made("/api/v1/nodes", {"metadata": {"name": "n"}})
     addresses = {"status": {"addresses": [{"type": "InternalIP", "address": "169.254.169.254"}]}}
     assert (await call("PATCH", "/api/v1/nodes/n/status", addresses, kind="application/merge-patch+json"))[0] == 200
@@ -140,7 +140,7 @@ def deep_json_error(_: Any) -> web.Response:
     ],
 )
 async def test_hostile_webhook_response_is_short_error(
-    call: Hand, tmp_path: Path, say: Any, error: str, caplog: pytest.LogCaptureFixture
+    call: ServerClient, tmp_path: Path, say: Any, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with hooks.listening(tmp_path, say) as hook:
         message = await failure_message(call, hook.client)

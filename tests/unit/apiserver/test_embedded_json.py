@@ -7,7 +7,7 @@ import pytest
 
 from tapestry.apiserver.access.authentication import Credentials
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 DEEP = "[" * 100_000
 DEFAULT = "/api/v1/namespaces/default"
@@ -30,7 +30,7 @@ def encoded(text: str) -> str:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_token_with_malformed_json_is_rejected(call: Hand, text: str) -> None:
+def test_token_with_malformed_json_is_rejected(call: ServerClient, text: str) -> None:
     for token in (f"{encoded(text)}.e30.AAAA", f"e30.{encoded(text)}.AAAA", f"{text}.{text}.{text}"):
         assert call.accounts(Credentials(bearer_token=token)) is None
 
@@ -42,7 +42,7 @@ def scaler(**annotations: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["metrics", "current-metrics", "conditions", "behavior"])
-async def test_autoscaler_annotations_are_parsed_or_rejected(call: Hand, name: str) -> None:
+async def test_autoscaler_annotations_are_parsed_or_rejected(call: ServerClient, name: str) -> None:
     for text in TEXTS:
         status, result = await call("POST", SCALERS, scaler(**{name: text}))
         assert status in (201, 400, 422), result
@@ -51,7 +51,7 @@ async def test_autoscaler_annotations_are_parsed_or_rejected(call: Hand, name: s
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_last_applied_configuration_is_parsed_or_ignored(call: Hand, text: str) -> None:
+async def test_last_applied_configuration_is_parsed_or_ignored(call: ServerClient, text: str) -> None:
     last = {"kubectl.kubernetes.io/last-applied-configuration": text}
     created = await call.made(f"{DEFAULT}/configmaps", {"metadata": {"name": "m", "annotations": last}})
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"a": "b"}}
@@ -70,7 +70,7 @@ async def test_last_applied_configuration_is_parsed_or_ignored(call: Hand, text:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_registry_credentials_are_parsed_or_rejected(call: Hand, text: str) -> None:
+async def test_registry_credentials_are_parsed_or_rejected(call: ServerClient, text: str) -> None:
     for kind, key in (
         ("kubernetes.io/dockerconfigjson", ".dockerconfigjson"),
         ("kubernetes.io/dockercfg", ".dockercfg"),
@@ -83,7 +83,7 @@ async def test_registry_credentials_are_parsed_or_rejected(call: Hand, text: str
 
 
 @pytest.mark.parametrize("head", ["k", "v", "i", "f", "x"])
-async def test_managed_fields_are_parsed_or_rejected(call: Hand, head: str) -> None:
+async def test_managed_fields_are_parsed_or_rejected(call: ServerClient, head: str) -> None:
     await call.made(f"{DEFAULT}/configmaps", {"metadata": {"name": "n"}})
     for text in TEXTS:
         owned: Any = {"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1"}
@@ -96,7 +96,7 @@ async def test_managed_fields_are_parsed_or_rejected(call: Hand, head: str) -> N
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_malformed_continue_token_is_rejected(call: Hand, text: str) -> None:
+async def test_malformed_continue_token_is_rejected(call: ServerClient, text: str) -> None:
     for token in (encoded(text), text[:5000]):
         status, result = await call("GET", f"{DEFAULT}/configmaps", **{"continue": token})
         assert status in (400, 410), result

@@ -9,14 +9,14 @@ import pytest
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 PODS = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 MERGE = "application/merge-patch+json"
 
 
-async def create_pod(call: Hand, name: str = "p", phase: str = "Running", ready: bool = True) -> Object:
+async def create_pod(call: ServerClient, name: str = "p", phase: str = "Running", ready: bool = True) -> Object:
     """Create a pod with a status as a kubelet reports it."""
     labels = {"app": "web"}
     spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}
@@ -28,7 +28,7 @@ async def create_pod(call: Hand, name: str = "p", phase: str = "Running", ready:
 
 
 async def create_budget(
-    call: Hand, allowed: int, name: str = "b", observed: int = 1, spec: Any = None, **status: Any
+    call: ServerClient, allowed: int, name: str = "b", observed: int = 1, spec: Any = None, **status: Any
 ) -> None:
     """Create a budget with a status as the controller counts it."""
     selector = {"matchLabels": {"app": "web"}}
@@ -45,16 +45,16 @@ def eviction_body(name: str = "p", **options: Any) -> Object:
     return {**eviction, "deleteOptions": options} if options else eviction
 
 
-async def evict(call: Hand, name: str = "p", **options: Any) -> tuple[int, Any]:
+async def evict(call: ServerClient, name: str = "p", **options: Any) -> tuple[int, Any]:
     return await call("POST", f"{PODS}/{name}/eviction", eviction_body(name, **options))
 
 
-async def is_deleted(call: Hand, name: str = "p") -> bool:
+async def is_deleted(call: ServerClient, name: str = "p") -> bool:
     status, pod = await call("GET", f"{PODS}/{name}")
     return status == 404 or "deletionTimestamp" in pod["metadata"]
 
 
-async def test_eviction_without_budget_deletes_pod(call: Hand) -> None:
+async def test_eviction_without_budget_deletes_pod(call: ServerClient) -> None:
     await create_pod(call)
     status, response = await evict(call)
     assert (status, response["status"]) == (201, "Success")
@@ -64,7 +64,7 @@ async def test_eviction_without_budget_deletes_pod(call: Hand) -> None:
     assert (condition["status"], condition["reason"]) == ("True", "EvictionByEvictionAPI")
 
 
-async def test_eviction_takes_allowed_disruption(call: Hand) -> None:
+async def test_eviction_takes_allowed_disruption(call: ServerClient) -> None:
     await create_pod(call)
     await create_budget(call, 1)
     assert (await evict(call))[0] == 201
@@ -74,7 +74,7 @@ async def test_eviction_takes_allowed_disruption(call: Hand) -> None:
     assert [(each["status"], each["reason"]) for each in status["conditions"]] == [("False", "InsufficientPods")]
 
 
-async def test_eviction_fails_without_allowed_disruptions(call: Hand) -> None:
+async def test_eviction_fails_without_allowed_disruptions(call: ServerClient) -> None:
     await create_pod(call)
     await create_budget(call, 0)
     status, response = await evict(call)
@@ -88,7 +88,7 @@ async def test_eviction_fails_without_allowed_disruptions(call: Hand) -> None:
     assert not await is_deleted(call)
 
 
-async def test_unobserved_budget_responds_with_retry_after(call: Hand) -> None:
+async def test_unobserved_budget_responds_with_retry_after(call: ServerClient) -> None:
     await create_pod(call)
     await create_budget(call, 1, observed=0)
     response = await call.answer("POST", f"{PODS}/p/eviction", eviction_body())
@@ -98,7 +98,7 @@ async def test_unobserved_budget_responds_with_retry_after(call: Hand) -> None:
     assert cause["message"] == "The disruption budget b is still being processed by the server."
 
 
-async def test_concurrent_evictions_take_separate_disruptions(call: Hand) -> None:
+async def test_concurrent_evictions_take_separate_disruptions(call: ServerClient) -> None:
     for number in range(6):
         await create_pod(call, f"p{number}")
     await create_budget(call, 2)
@@ -108,7 +108,7 @@ async def test_concurrent_evictions_take_separate_disruptions(call: Hand) -> Non
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
-async def test_pending_or_finished_pod_ignores_budget(call: Hand, phase: str) -> None:
+async def test_pending_or_finished_pod_ignores_budget(call: ServerClient, phase: str) -> None:
     await create_pod(call, phase=phase)
     await create_budget(call, 0)
     await create_budget(call, 0, "another")
@@ -121,7 +121,7 @@ async def test_pending_or_finished_pod_ignores_budget(call: Hand, phase: str) ->
     [(2, None, True), (1, None, False), (1, "IfHealthyBudget", False), (1, "AlwaysAllow", True)],
 )
 async def test_unready_pod_follows_unhealthy_pod_policy(
-    call: Hand, healthy: int, policy: str | None, is_evicted: bool
+    call: ServerClient, healthy: int, policy: str | None, is_evicted: bool
 ) -> None:
     await create_pod(call, ready=False)
     spec = {"unhealthyPodEvictionPolicy": policy} if policy else {}
@@ -130,7 +130,7 @@ async def test_unready_pod_follows_unhealthy_pod_policy(
     assert await is_deleted(call) is is_evicted
 
 
-async def test_pod_with_two_budgets_is_server_error(call: Hand) -> None:
+async def test_pod_with_two_budgets_is_server_error(call: ServerClient) -> None:
     await create_pod(call)
     await create_budget(call, 1)
     await create_budget(call, 1, "another")
@@ -141,7 +141,7 @@ async def test_pod_with_two_budgets_is_server_error(call: Hand) -> None:
     )
 
 
-async def test_dry_run_deletes_nothing(call: Hand) -> None:
+async def test_dry_run_deletes_nothing(call: ServerClient) -> None:
     await create_pod(call)
     await create_budget(call, 1)
     assert (await evict(call, dryRun=["All"]))[0] == 201
@@ -149,7 +149,7 @@ async def test_dry_run_deletes_nothing(call: Hand) -> None:
     assert (await call("GET", f"{BUDGETS}/b"))[1]["status"]["disruptionsAllowed"] == 1
 
 
-async def test_eviction_uses_delete_options(call: Hand) -> None:
+async def test_eviction_uses_delete_options(call: ServerClient) -> None:
     pod = await create_pod(call)
     status, response = await evict(call, preconditions={"uid": "another"})
     assert (status, "the UID in the precondition (another)" in response["message"]) == (409, True)
@@ -158,7 +158,7 @@ async def test_eviction_uses_delete_options(call: Hand) -> None:
     assert (await call("GET", f"{PODS}/p"))[1]["metadata"]["deletionGracePeriodSeconds"] == 7
 
 
-async def test_eviction_with_other_name_is_rejected(call: Hand) -> None:
+async def test_eviction_with_other_name_is_rejected(call: ServerClient) -> None:
     await create_pod(call)
     status, response = await call("POST", f"{PODS}/p/eviction", eviction_body("q"))
     assert (status, response["message"]) == (400, "name in URL does not match name in Eviction object")

@@ -23,7 +23,7 @@ from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, Inf
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.kube.errors import ApiError
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 MAPS = "/api/v1/namespaces/default/configmaps"
@@ -136,7 +136,7 @@ class BlockingHandler(BaseHandler):
 
 
 @pytest.mark.parametrize("size", [0, 2 << 20, MAX_BODY_BYTES - 200])
-async def test_body_up_to_kubernetes_limit_is_accepted(call: Hand, size: int) -> None:
+async def test_body_up_to_kubernetes_limit_is_accepted(call: ServerClient, size: int) -> None:
     body = json.dumps({"metadata": {"name": "a"}, "data": {"k": "x" * size}}).encode()
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
@@ -147,7 +147,7 @@ async def test_body_up_to_kubernetes_limit_is_accepted(call: Hand, size: int) ->
 
 
 @pytest.mark.parametrize("is_chunked", [True, False])
-async def test_larger_body_is_rejected(call: Hand, is_chunked: bool) -> None:
+async def test_larger_body_is_rejected(call: ServerClient, is_chunked: bool) -> None:
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
         if is_chunked:
@@ -164,7 +164,7 @@ async def test_larger_body_is_rejected(call: Hand, is_chunked: bool) -> None:
     assert (status, json.loads(body)["reason"]) == (413, "RequestEntityTooLarge")
 
 
-async def test_chunked_body_is_assembled(call: Hand) -> None:
+async def test_chunked_body_is_assembled(call: ServerClient) -> None:
     body = json.dumps({"metadata": {"name": "pieces"}}).encode()
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
@@ -180,7 +180,7 @@ async def test_chunked_body_is_assembled(call: Hand) -> None:
     assert (status, json.loads(result)["metadata"]["name"]) == (201, "pieces")
 
 
-async def test_missing_body_times_out(call: Hand) -> None:
+async def test_missing_body_times_out(call: ServerClient) -> None:
     async with http_server(RequestHandler(call.server, 10), seconds=0.05) as connect:
         client = await connect()
         client.send(request("POST", MAPS, b"x" * 100)[:-50])
@@ -192,14 +192,14 @@ async def test_missing_body_times_out(call: Hand) -> None:
 
 
 @pytest.mark.parametrize("data", ["", "GET /version HTTP/1.1\r\nX-Slow: "])
-async def test_missing_head_times_out(call: Hand, data: str) -> None:
+async def test_missing_head_times_out(call: ServerClient, data: str) -> None:
     async with http_server(RequestHandler(call.server, 10), idle=0.05) as connect:
         client = await connect()
         client.send(data)
         assert await client.is_closed()
 
 
-async def test_connection_is_reused_and_closed_when_idle(call: Hand) -> None:
+async def test_connection_is_reused_and_closed_when_idle(call: ServerClient) -> None:
     async with http_server(RequestHandler(call.server, 10), idle=0.2) as connect:
         client = await connect()
         for _ in range(3):
@@ -233,7 +233,7 @@ async def test_connection_is_reused_and_closed_when_idle(call: Hand) -> None:
     ],
 )
 async def test_malformed_http_is_rejected_without_logging(
-    call: Hand, data: bytes, code: int, caplog: pytest.LogCaptureFixture
+    call: ServerClient, data: bytes, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
@@ -242,7 +242,7 @@ async def test_malformed_http_is_rejected_without_logging(
     assert caplog.records == []
 
 
-async def test_pipelined_requests_are_answered_in_order(call: Hand) -> None:
+async def test_pipelined_requests_are_answered_in_order(call: ServerClient) -> None:
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
         names = [f"n{number}" for number in range(20)]
@@ -252,7 +252,7 @@ async def test_pipelined_requests_are_answered_in_order(call: Hand) -> None:
     assert result == names
 
 
-async def test_request_in_any_fragments_is_accepted(call: Hand) -> None:
+async def test_request_in_any_fragments_is_accepted(call: ServerClient) -> None:
     body = json.dumps({"metadata": {"name": "a"}}).encode()
     data = request("PUT", f"{MAPS}/a", body, Content_Type="application/json")
     async with http_server(RequestHandler(call.server, 10)) as connect:
@@ -266,7 +266,7 @@ async def test_request_in_any_fragments_is_accepted(call: Hand) -> None:
             assert (await client.receive())[0] == 200
 
 
-async def test_expect_continue_gets_100(call: Hand) -> None:
+async def test_expect_continue_gets_100(call: ServerClient) -> None:
     body = json.dumps({"metadata": {"name": "late"}}).encode()
     data = request("POST", MAPS, body, Content_Type="application/json", Expect="100-continue")
     async with http_server(RequestHandler(call.server, 10)) as connect:
@@ -279,7 +279,7 @@ async def test_expect_continue_gets_100(call: Hand) -> None:
         assert (await client.receive())[0] == 413  # without a 100 response
 
 
-async def test_trailers_are_not_headers(call: Hand) -> None:
+async def test_trailers_are_not_headers(call: ServerClient) -> None:
     path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
     body = b"2;of=no-interest\r\n{}\r\n0\r\n%b\r\n\r\n"
     async with http_server(RequestHandler(call.server, 10)) as connect:
@@ -303,7 +303,7 @@ async def test_trailers_are_limited() -> None:
         assert await client.is_closed()
 
 
-async def test_non_utf8_header_is_replaced(call: Hand) -> None:
+async def test_non_utf8_header_is_replaced(call: ServerClient) -> None:
     body = b'{"metadata":{"name":"strange"},"data":{"a":"b"}}'
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
@@ -317,7 +317,7 @@ async def test_non_utf8_header_is_replaced(call: Hand) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-async def test_upgrade_is_ignored(call: Hand, size: int) -> None:
+async def test_upgrade_is_ignored(call: ServerClient, size: int) -> None:
     body = json.dumps({"metadata": {"name": "upgraded"}}).encode()
     more = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAMAAABk"}
     data = request("POST", MAPS, body, Content_Type="application/json", **more)
@@ -332,7 +332,7 @@ async def test_upgrade_is_ignored(call: Hand, size: int) -> None:
         assert json.loads(result)["metadata"]["name"] == "upgraded"
 
 
-async def test_response_uses_version_of_each_request(call: Hand) -> None:
+async def test_response_uses_version_of_each_request(call: ServerClient) -> None:
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
         watch = request("GET", f"{MAPS}?watch=1&timeoutSeconds=1")
@@ -352,7 +352,7 @@ async def test_response_uses_version_of_each_request(call: Hand) -> None:
         request("GET", "/version", Connection="Upgrade", Upgrade="websocket"),
     ],
 )
-async def test_connection_is_closed_after_response_when_requested(call: Hand, data: bytes) -> None:
+async def test_connection_is_closed_after_response_when_requested(call: ServerClient, data: bytes) -> None:
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
         client.send(data)
@@ -361,7 +361,7 @@ async def test_connection_is_closed_after_response_when_requested(call: Hand, da
         assert await client.is_closed()
 
 
-async def test_head_response_has_no_body(call: Hand) -> None:
+async def test_head_response_has_no_body(call: ServerClient) -> None:
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
         client.send(request("HEAD", "/version") + request("GET", "/version"))
@@ -372,7 +372,7 @@ async def test_head_response_has_no_body(call: Hand) -> None:
 
 
 @pytest.mark.parametrize(("version", "ends"), [("1.1", b"\r\n0\r\n\r\n"), ("1.0", b"\n")])
-async def test_watch_is_streamed_for_each_http_version(call: Hand, version: str, ends: bytes) -> None:
+async def test_watch_is_streamed_for_each_http_version(call: ServerClient, version: str, ends: bytes) -> None:
     await call.made(MAPS, {"metadata": {"name": "seen"}})
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
@@ -385,7 +385,7 @@ async def test_watch_is_streamed_for_each_http_version(call: Hand, version: str,
     assert b'"name":"seen"' in result
 
 
-async def test_query_is_decoded_and_first_value_counts(call: Hand) -> None:
+async def test_query_is_decoded_and_first_value_counts(call: ServerClient) -> None:
     await call.made(MAPS, {"metadata": {"name": "a", "labels": {"app": "x"}}})
     await call.made(MAPS, {"metadata": {"name": "b"}})
     async with http_server(RequestHandler(call.server, 10)) as connect:
@@ -401,7 +401,7 @@ async def test_query_is_decoded_and_first_value_counts(call: Hand) -> None:
             assert (status, [each["metadata"]["name"] for each in json.loads(body)["items"]]) == (200, ["a"])
 
 
-async def test_all_impersonation_headers_are_passed(call: Hand) -> None:
+async def test_all_impersonation_headers_are_passed(call: ServerClient) -> None:
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
         head = request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", b"{}", Impersonate_User="joe")
@@ -443,7 +443,7 @@ async def test_requests_over_limit_get_429() -> None:
         assert (await late.receive())[0] == 200
 
 
-async def test_slow_uploads_do_not_block_others(call: Hand) -> None:
+async def test_slow_uploads_do_not_block_others(call: ServerClient) -> None:
     limiter = InflightLimiter({READ_ONLY: 5, MUTATING: 20})
     async with http_server(RequestHandler(call.server, 10), limiter, seconds=0.5) as connect:
         clients = [await connect() for _ in range(100)]
@@ -472,7 +472,7 @@ async def test_disconnect_cancels_the_request() -> None:
 
 
 @pytest.mark.parametrize("before", [[], [request("GET", "/version")] * 2])
-async def test_watch_ends_when_client_disconnects(call: Hand, before: list[bytes]) -> None:
+async def test_watch_ends_when_client_disconnects(call: ServerClient, before: list[bytes]) -> None:
     ended = asyncio.Event()
 
     class RecordingHandler(BaseHandler):
@@ -572,7 +572,7 @@ async def test_failed_connection_does_not_affect_others(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_connection_during_shutdown_is_closed(call: Hand, turns: int) -> None:
+async def test_connection_during_shutdown_is_closed(call: ServerClient, turns: int) -> None:
     async with asyncio.TaskGroup() as group:
         http_handler = HttpHandler(call.server, UnionAuthenticator([authenticate_by_token]), InflightLimiter({}), 5)
         running = await start_http_server(http_handler, "127.0.0.1", 0, group=group, idle_timeout=60)

@@ -25,7 +25,7 @@ from tapestry.kube.objects import Object
 from tapestry.kube.resources import PODS as POD_RESOURCE
 from tapestry.kube.resources import SERVICES
 
-from .conftest import Hand
+from .conftest import ServerClient
 from .kubelets import PODS, Streams, api_server_with_kubelet, pod_body
 
 POD_IP = "127.96.0.7"
@@ -55,7 +55,7 @@ async def serving(handle: Handle) -> AsyncIterator[int]:
         await runner.cleanup()
 
 
-async def set_address(call: Hand, pod: str, address: str) -> None:
+async def set_address(call: ServerClient, pod: str, address: str) -> None:
     status = {"status": {"podIP": address, "podIPs": [{"ip": address}]}}
     code, body = await call("PATCH", f"{PODS}/{pod}/status", status, kind="application/merge-patch+json")
     assert code == 200, body
@@ -213,11 +213,11 @@ async def test_hanging_requests_count_as_sessions(streams: Streams) -> None:
 # -- locations
 
 
-def locations(call: Hand, *ranges: str) -> ProxyLocations:
+def locations(call: ServerClient, *ranges: str) -> ProxyLocations:
     return ProxyLocations(call.server.verbs.store, Random(0), parse_networks(ranges, "proxyAllowedCidrs"))
 
 
-def target(call: Hand, name: str, resource: Any = POD_RESOURCE) -> Target:
+def target(call: ServerClient, name: str, resource: Any = POD_RESOURCE) -> Target:
     return Target(call.server.registry.info_for(resource), "default", name, "proxy")
 
 
@@ -238,7 +238,7 @@ def target(call: Hand, name: str, resource: Any = POD_RESOURCE) -> Target:
         *("100.100.100.200", "64:ff9b::7f00:1", "example.com", "10.1.1.1:80", "203.0.113.9"),
     ],
 )
-async def test_forbidden_addresses_are_not_called(call: Hand, address: str) -> None:
+async def test_forbidden_addresses_are_not_called(call: ServerClient, address: str) -> None:
     addresses = [{"type": "InternalIP", "address": "203.0.113.9"}]
     await call.made("/api/v1/nodes", {"metadata": {"name": "n1"}, "status": {"addresses": addresses}})
     await call.made(PODS, pod_body("web"))
@@ -252,7 +252,7 @@ async def test_forbidden_addresses_are_not_called(call: Hand, address: str) -> N
         assert code == 422
 
 
-async def test_address_of_this_machine_is_not_called(call: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_address_of_this_machine_is_not_called(call: ServerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(egress, "belongs_to_this_machine", lambda address: str(address) == "203.0.113.1")
     await call.made(PODS, pod_body("web"))
     await set_address(call, "web", "203.0.113.1")
@@ -262,7 +262,7 @@ async def test_address_of_this_machine_is_not_called(call: Hand, monkeypatch: py
     assert locations(call).pod(target(call, "web")) == ProxyLocation("http", "203.0.113.2", 80)
 
 
-async def test_only_configured_ranges_are_called(call: Hand) -> None:
+async def test_only_configured_ranges_are_called(call: ServerClient) -> None:
     await call.made(PODS, pod_body("web"))
     await set_address(call, "web", "127.96.0.1")
     assert locations(call, "127.96.0.0/11").pod(target(call, "https:web:")).port == 443
@@ -274,14 +274,14 @@ async def test_only_configured_ranges_are_called(call: Hand) -> None:
         parse_networks(["10.0.0.1/8"], "proxyAllowedCidrs")
 
 
-async def test_pod_on_host_network_is_not_called(call: Hand) -> None:
+async def test_pod_on_host_network_is_not_called(call: ServerClient) -> None:
     await call.made(PODS, pod_body("web", hostNetwork=True))
     await set_address(call, "web", "203.0.113.2")
     with pytest.raises(BadRequest):
         locations(call).pod(target(call, "web"))
 
 
-async def test_default_port_is_the_first_of_the_pod(call: Hand) -> None:
+async def test_default_port_is_the_first_of_the_pod(call: ServerClient) -> None:
     container = {"name": "c", "image": "i", "ports": [{"containerPort": 8080}, {"containerPort": 9}]}
     await call.made(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [container]}})
     await set_address(call, "web", "203.0.113.2")
@@ -294,7 +294,7 @@ async def test_default_port_is_the_first_of_the_pod(call: Hand) -> None:
         locations(call).pod(target(call, "none"))
 
 
-async def test_service_leads_to_a_ready_pod(call: Hand) -> None:
+async def test_service_leads_to_a_ready_pod(call: ServerClient) -> None:
     await call.made(PODS, pod_body("web"))
     await set_address(call, "web", "203.0.113.2")
     ports = [{"name": "main", "port": 80, "targetPort": 8080}]

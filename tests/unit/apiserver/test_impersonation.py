@@ -11,13 +11,13 @@ from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.kube.objects import Object
 
-from .conftest import ADMIN, Hand
+from .conftest import ADMIN, ServerClient
 
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 BOB = User("bob", ("system:authenticated",))
 
 
-async def whoami(call: Hand, user: User, *headers: tuple[str, str]) -> tuple[int, Any]:
+async def whoami(call: ServerClient, user: User, *headers: tuple[str, str]) -> tuple[int, Any]:
     call_as_user = Call("POST", REVIEWS, {}, {"content-type": "application/json"}, b"{}", user, headers)
     response = await RequestHandler(call.server, 10).handle(call_as_user)
     assert isinstance(response, ApiResponse)
@@ -28,7 +28,7 @@ def user_info(review: Object) -> Object:
     return dict(review["status"]["userInfo"])
 
 
-async def allow_impersonation(call: Hand, *rules: Object) -> None:
+async def allow_impersonation(call: ServerClient, *rules: Object) -> None:
     base = "/apis/rbac.authorization.k8s.io/v1"
     await call.made(f"{base}/clusterroles", {"metadata": {"name": "impersonators"}, "rules": list(rules)})
     group = "rbac.authorization.k8s.io"
@@ -60,7 +60,9 @@ async def allow_impersonation(call: Hand, *rules: Object) -> None:
         ),
     ],
 )
-async def test_masters_can_impersonate_anyone(call: Hand, headers: list[tuple[str, str]], groups: list[str]) -> None:
+async def test_masters_can_impersonate_anyone(
+    call: ServerClient, headers: list[tuple[str, str]], groups: list[str]
+) -> None:
     status, result = await whoami(call, ADMIN, *headers)
     if "system:unauthenticated" in groups:  # they may not create the review
         assert status == 403
@@ -68,7 +70,7 @@ async def test_masters_can_impersonate_anyone(call: Hand, headers: list[tuple[st
     assert (status, user_info(result)) == (201, {"username": headers[0][1], "groups": groups})
 
 
-async def test_uid_and_extras_are_impersonated(call: Hand) -> None:
+async def test_uid_and_extras_are_impersonated(call: ServerClient) -> None:
     extras = [("impersonate-extra-example.com%2fteam", "red"), ("impersonate-extra-example.com%2fteam", "blue")]
     _, result = await whoami(call, ADMIN, ("impersonate-user", "joe"), ("impersonate-uid", "42"), *extras)
     assert user_info(result) == {
@@ -104,14 +106,16 @@ async def test_uid_and_extras_are_impersonated(call: Hand) -> None:
         ),
     ],
 )
-async def test_each_part_requires_its_own_right(call: Hand, header: tuple[str, str] | None, message: str) -> None:
+async def test_each_part_requires_its_own_right(
+    call: ServerClient, header: tuple[str, str] | None, message: str
+) -> None:
     if header is not None:
         await allow_impersonation(call, {"verbs": ["impersonate"], "apiGroups": [""], "resources": ["users"]})
     status, result = await whoami(call, BOB, ("impersonate-user", "joe"), *([header] if header else []))
     assert (status, result["message"]) == (403, message)
 
 
-async def test_service_account_requires_right_in_its_namespace(call: Hand) -> None:
+async def test_service_account_requires_right_in_its_namespace(call: ServerClient) -> None:
     await allow_impersonation(
         call, {"verbs": ["impersonate"], "apiGroups": [""], "resources": ["users"], "resourceNames": ["joe"]}
     )
@@ -124,13 +128,13 @@ async def test_service_account_requires_right_in_its_namespace(call: Hand) -> No
     assert (await whoami(call, BOB, ("impersonate-user", "joe")))[0] == 201
 
 
-async def test_groups_without_user_are_rejected(call: Hand) -> None:
+async def test_groups_without_user_are_rejected(call: ServerClient) -> None:
     status, result = await whoami(call, ADMIN, ("impersonate-group", "devs"))
     assert (status, result["reason"]) == (500, "InternalError")
     assert "without impersonating a user" in result["message"]
 
 
-async def test_impersonated_request_has_rights_of_that_user(call: Hand) -> None:
+async def test_impersonated_request_has_rights_of_that_user(call: ServerClient) -> None:
     request = Call("GET", "/api/v1/secrets", {}, {}, b"", ADMIN, (("impersonate-user", "joe"),))
     response = await RequestHandler(call.server, 10).handle(request)
     assert isinstance(response, ApiResponse)

@@ -6,7 +6,7 @@ import pytest
 
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 PODS = "/api/v1/namespaces/default/pods"
 RANGES = "/api/v1/namespaces/default/limitranges"
@@ -25,14 +25,14 @@ def pod_body(*containers: Object, **spec: Any) -> Object:
     return {"metadata": {"name": "p"}, "spec": {"containers": list(containers) or [container_body()], **spec}}
 
 
-async def forbidden_message(call: Hand, path: str, body: Object) -> str:
+async def forbidden_message(call: ServerClient, path: str, body: Object) -> str:
     status, response = await call("POST", path, body)
     assert (status, response["reason"]) == (403, "Forbidden")
     message: str = response["message"]
     return message
 
 
-async def test_container_gets_missing_defaults(call: Hand) -> None:
+async def test_container_gets_missing_defaults(call: ServerClient) -> None:
     defaults = {"default": {"cpu": "500m", "memory": "1Gi"}, "defaultRequest": {"cpu": "100m"}}
     await call.made(RANGES, range_body({"type": "Container", **defaults}))
     pod = await call.made(PODS, pod_body(container_body(limits={"cpu": "2"}), initContainers=[container_body("i")]))
@@ -48,7 +48,7 @@ async def test_container_gets_missing_defaults(call: Hand) -> None:
     assert pod["status"]["qosClass"] == "Burstable"
 
 
-async def test_limit_range_gets_derived_defaults(call: Hand) -> None:
+async def test_limit_range_gets_derived_defaults(call: ServerClient) -> None:
     created = await call.made(RANGES, range_body({"type": "Container", "max": {"cpu": "1"}, "min": {"memory": "1Mi"}}))
     assert created["spec"]["limits"] == [
         {
@@ -91,14 +91,16 @@ async def test_limit_range_gets_derived_defaults(call: Hand) -> None:
         ),
     ],
 )
-async def test_container_outside_limits_is_forbidden(call: Hand, limit: Object, resources: Object, reason: str) -> None:
+async def test_container_outside_limits_is_forbidden(
+    call: ServerClient, limit: Object, resources: Object, reason: str
+) -> None:
     await call.made(RANGES, range_body({"type": "Container", **limit}))
     assert (
         await forbidden_message(call, PODS, pod_body(container_body(**resources))) == f'pods "p" is forbidden: {reason}'
     )
 
 
-async def test_pod_limit_sums_containers(call: Hand) -> None:
+async def test_pod_limit_sums_containers(call: ServerClient) -> None:
     await call.made(RANGES, range_body({"type": "Pod", "max": {"cpu": "1", "memory": "1Gi"}}))
     one = {"limits": {"cpu": "600m"}}
     assert await forbidden_message(call, PODS, pod_body(container_body("a", **one), container_body("b", **one))) == (
@@ -107,7 +109,7 @@ async def test_pod_limit_sums_containers(call: Hand) -> None:
     )
 
 
-async def test_pod_limit_uses_largest_init_container(call: Hand) -> None:
+async def test_pod_limit_uses_largest_init_container(call: ServerClient) -> None:
     await call.made(RANGES, range_body({"type": "Pod", "max": {"cpu": "1"}}))
     fits = pod_body(
         container_body(limits={"cpu": "600m"}), initContainers=[container_body("i", limits={"cpu": "900m"})]
@@ -118,7 +120,7 @@ async def test_pod_limit_uses_largest_init_container(call: Hand) -> None:
     assert "but limit is 1100m" in await forbidden_message(call, PODS, too_much)
 
 
-async def test_claim_outside_limits_is_forbidden(call: Hand) -> None:
+async def test_claim_outside_limits_is_forbidden(call: ServerClient) -> None:
     await call.made(
         RANGES,
         range_body({"type": "PersistentVolumeClaim", "min": {"storage": "1Gi"}, "max": {"storage": "2Gi"}}),
@@ -136,7 +138,7 @@ async def test_claim_outside_limits_is_forbidden(call: Hand) -> None:
     await call.made(CLAIMS, claim_body("2Gi"))
 
 
-async def test_limit_range_applies_to_its_namespace_only(call: Hand) -> None:
+async def test_limit_range_applies_to_its_namespace_only(call: ServerClient) -> None:
     await call.made(RANGES, range_body({"type": "Container", "max": {"cpu": "1"}}))
     pod = await call.made("/api/v1/namespaces/kube-public/pods", pod_body(container_body(limits={"cpu": "3"})))
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "3"}

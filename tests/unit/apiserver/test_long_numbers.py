@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 LONG = "9" * 5000
 PODS, MAPS = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
@@ -24,7 +24,9 @@ def pod_with(**more: Any) -> Any:
         *(("GET", f"{PODS}/p/log", name) for name in ("tailLines", "sinceSeconds", "limitBytes")),
     ],
 )
-async def test_long_number_in_query_is_bad_request(call: Hand, method: str, path: str, name: str, number: str) -> None:
+async def test_long_number_in_query_is_bad_request(
+    call: ServerClient, method: str, path: str, name: str, number: str
+) -> None:
     await call.made(PODS, POD)
     await call.made(MAPS, {"metadata": {"name": "m"}})
     status, result = await call(method, path, **{name: number})
@@ -33,7 +35,7 @@ async def test_long_number_in_query_is_bad_request(call: Hand, method: str, path
 
 
 @pytest.mark.parametrize("number", [LONG, "9" * 18])
-async def test_long_number_does_not_break_a_watch(call: Hand, number: str) -> None:
+async def test_long_number_does_not_break_a_watch(call: ServerClient, number: str) -> None:
     result: Any = await call.answer("GET", MAPS, watch="1", timeoutSeconds=number)
     if number == LONG:
         assert result.status == 400
@@ -42,14 +44,14 @@ async def test_long_number_does_not_break_a_watch(call: Hand, number: str) -> No
         result.end()
 
 
-async def test_long_port_numbers_are_ignored(call: Hand) -> None:
+async def test_long_port_numbers_are_ignored(call: ServerClient) -> None:
     await call.made(PODS, POD)
     response: Any = await call.answer("POST", f"{PODS}/p/portforward", ports=LONG)
     assert response.status == 501
 
 
 @pytest.mark.parametrize("seconds", [10**18, 2**32 + 1, 599, -1])
-async def test_token_lifetime_is_within_kubernetes_limits(call: Hand, seconds: int) -> None:
+async def test_token_lifetime_is_within_kubernetes_limits(call: ServerClient, seconds: int) -> None:
     accounts = "/api/v1/namespaces/default/serviceaccounts"
     await call.made(accounts, {"metadata": {"name": "a"}})
     status, result = await call("POST", f"{accounts}/a/token", {"spec": {"expirationSeconds": seconds}})
@@ -58,7 +60,7 @@ async def test_token_lifetime_is_within_kubernetes_limits(call: Hand, seconds: i
 
 
 @pytest.mark.parametrize("grace", [2**63 - 1, 10**18])
-async def test_pod_with_huge_grace_period_can_be_deleted(call: Hand, grace: int) -> None:
+async def test_pod_with_huge_grace_period_can_be_deleted(call: ServerClient, grace: int) -> None:
     await call.made(PODS, pod_with(terminationGracePeriodSeconds=grace))
     status, result = await call("DELETE", f"{PODS}/p")
     assert (status, result["metadata"]["deletionGracePeriodSeconds"]) == (200, 2**31)
@@ -109,12 +111,12 @@ async def test_pod_with_huge_grace_period_can_be_deleted(call: Hand, grace: int)
         (MAPS, b'{"metadata":{"name":"m","generation":%b}}' % (b"9" * 3000)),
     ],
 )
-async def test_long_number_in_object_is_rejected(call: Hand, path: str, body: Any) -> None:
+async def test_long_number_in_object_is_rejected(call: ServerClient, path: str, body: Any) -> None:
     status, result = await call("POST", path, body)
     assert status in (400, 422), result
 
 
-async def test_long_number_in_custom_resource_is_preserved(call: Hand) -> None:
+async def test_long_number_in_custom_resource_is_preserved(call: ServerClient) -> None:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     names = {"kind": "Thing", "plural": "things"}

@@ -25,7 +25,7 @@ from tapestry.apiserver.fieldmanager.merge_schemas import ATOMIC, SCHEMALESS, Li
 from tapestry.kube.objects import Object
 
 
-def a_schema() -> MergeSchema:
+def new_schema() -> MergeSchema:
     """Return a schema with a scalar, a map, a keyed list, a set and an atomic list in `spec`."""
     item = MapSchema()
     item.declare({"name": ATOMIC, "x": ATOMIC, "y": ATOMIC})
@@ -44,7 +44,7 @@ def a_schema() -> MergeSchema:
     return schema
 
 
-SCHEMA = a_schema()
+SCHEMA = new_schema()
 START: Object = {"apiVersion": "v1", "kind": "Thing", "metadata": {"name": "t"}}
 NAMES = st.sampled_from(["a", "b", "c"])
 SMALL = st.integers(0, 2)
@@ -68,7 +68,7 @@ CONFIGS = SPECS.map(lambda spec: {"apiVersion": "v1", "kind": "Thing", **({"spec
 WRITES = st.lists(st.tuples(st.sampled_from(["Apply", "Update"]), NAMES, CONFIGS), max_size=6)
 
 
-def an_entry(name: str, operation: Any = "Apply", time: str = "2026-01-01T00:00:00Z") -> ManagedFieldsEntry:
+def new_entry(name: str, operation: Any = "Apply", time: str = "2026-01-01T00:00:00Z") -> ManagedFieldsEntry:
     return ManagedFieldsEntry(Manager(name, operation, "v1"), LEAF, time)
 
 
@@ -78,10 +78,10 @@ def object_after(writes: list[tuple[str, str, Object]]) -> tuple[Object, Entries
     managed: EntriesByManager = {}
     for operation, name, config in writes:
         if operation == "Apply":
-            obj, managed = apply_configuration(SCHEMA, obj, config, managed, an_entry(name), LEAF, force=True)
+            obj, managed = apply_configuration(SCHEMA, obj, config, managed, new_entry(name), LEAF, force=True)
         else:
             new = {**START, **config}
-            managed = entries_after_update(SCHEMA, obj, new, managed, an_entry(name, "Update"))
+            managed = entries_after_update(SCHEMA, obj, new, managed, new_entry(name, "Update"))
             obj = new
     return obj, managed
 
@@ -106,10 +106,10 @@ def test_owned_fields_always_exist(writes: list[tuple[str, str, Object]]) -> Non
 @given(WRITES, NAMES, CONFIGS)
 def test_apply_is_idempotent(writes: list[tuple[str, str, Object]], name: str, config: Object) -> None:
     once = apply_configuration(
-        SCHEMA, *object_after(writes)[:1], config, object_after(writes)[1], an_entry(name), LEAF, force=True
+        SCHEMA, *object_after(writes)[:1], config, object_after(writes)[1], new_entry(name), LEAF, force=True
     )
     obj, managed = apply_configuration(
-        SCHEMA, once[0], config, once[1], an_entry(name, time="later"), LEAF, force=False
+        SCHEMA, once[0], config, once[1], new_entry(name, time="later"), LEAF, force=False
     )
     assert obj is once[0]
     assert managed == once[1]
@@ -118,7 +118,7 @@ def test_apply_is_idempotent(writes: list[tuple[str, str, Object]], name: str, c
 @given(WRITES, NAMES, CONFIGS)
 def test_forced_apply_sets_and_owns_fields(writes: list[tuple[str, str, Object]], name: str, config: Object) -> None:
     obj, managed = object_after(writes)
-    new, managed = apply_configuration(SCHEMA, obj, config, managed, an_entry(name), LEAF, force=True)
+    new, managed = apply_configuration(SCHEMA, obj, config, managed, new_entry(name), LEAF, force=True)
     assert SCHEMA.merge(new, config) == new
     assert owned(fields_of(managed, name)) == {
         path for path in owned(SCHEMA.applied_fields(config) or {}) if path[0] not in ("f:apiVersion", "f:kind")
@@ -135,7 +135,7 @@ def test_empty_apply_removes_exclusively_owned_fields(writes: list[tuple[str, st
         if each.manager[:2] != (name, "Apply")
         for path in owned(SCHEMA.with_named_members(each.fields))
     }
-    new, left = apply_configuration(SCHEMA, obj, dict(START), managed, an_entry(name), LEAF, force=False)
+    new, left = apply_configuration(SCHEMA, obj, dict(START), managed, new_entry(name), LEAF, force=False)
     before, present = owned(SCHEMA.all_fields(obj)), owned(SCHEMA.all_fields(new))
     exclusive = own_fields & before - others
     items = {path for path in exclusive if path[-1][0] in "kv"}
@@ -149,7 +149,7 @@ def test_empty_apply_removes_exclusively_owned_fields(writes: list[tuple[str, st
 def test_apply_conflicts_on_fields_of_others(writes: list[tuple[str, str, Object]], name: str, config: Object) -> None:
     obj, managed = object_after(writes)
     others = {key: each for key, each in managed.items() if each.manager[:2] != (name, "Apply")}
-    forced, _ = apply_configuration(SCHEMA, obj, config, managed, an_entry(name), LEAF, force=True)
+    forced, _ = apply_configuration(SCHEMA, obj, config, managed, new_entry(name), LEAF, force=True)
     changed, _ = SCHEMA.compare(obj, forced)
     expected_conflicts = {
         (each.manager, path_text(path))
@@ -157,7 +157,7 @@ def test_apply_conflicts_on_fields_of_others(writes: list[tuple[str, str, Object
         for path in owned(intersection(each.fields, changed or {}))
     }
     try:
-        new, _ = apply_configuration(SCHEMA, obj, config, managed, an_entry(name), LEAF, force=False)
+        new, _ = apply_configuration(SCHEMA, obj, config, managed, new_entry(name), LEAF, force=False)
         actual = set()
     except Conflicts as conflicts:
         new, actual = forced, set(conflicts.paths)
@@ -174,7 +174,7 @@ def test_encoded_entries_decode_to_themselves(writes: list[tuple[str, str, Objec
 def test_conflict_names_manager_and_field() -> None:
     obj, managed = object_after([("Update", "kubectl", {"spec": {"size": 1}})])
     with pytest.raises(Conflicts) as caught:
-        apply_configuration(SCHEMA, obj, {**START, "spec": {"size": 2}}, managed, an_entry("a"), LEAF, force=False)
+        apply_configuration(SCHEMA, obj, {**START, "spec": {"size": 2}}, managed, new_entry("a"), LEAF, force=False)
     assert str(caught.value) == 'Apply failed with 1 conflict: conflict with "kubectl" using v1: .spec.size'
 
 
@@ -184,7 +184,7 @@ def test_conflicts_are_listed_by_manager() -> None:
     )
     config = {**START, "spec": {"size": 2, "plain": [2], "tags": ["t"]}}
     with pytest.raises(Conflicts) as caught:
-        apply_configuration(SCHEMA, obj, config, managed, an_entry("c"), LEAF, force=False)
+        apply_configuration(SCHEMA, obj, config, managed, new_entry("c"), LEAF, force=False)
     assert str(caught.value) == (
         'Apply failed with 2 conflicts: conflicts with "a":\n- .spec.plain\nconflicts with "b":\n- .spec.size'
     )
@@ -193,10 +193,10 @@ def test_conflicts_are_listed_by_manager() -> None:
 def test_equal_values_are_owned_by_both_appliers() -> None:
     config = {**START, "spec": {"size": 1}}
     obj, managed = object_after([("Apply", "a", config)])
-    obj, managed = apply_configuration(SCHEMA, obj, config, managed, an_entry("b"), LEAF, force=False)
-    obj, managed = apply_configuration(SCHEMA, obj, START, managed, an_entry("a"), LEAF, force=False)
+    obj, managed = apply_configuration(SCHEMA, obj, config, managed, new_entry("b"), LEAF, force=False)
+    obj, managed = apply_configuration(SCHEMA, obj, START, managed, new_entry("a"), LEAF, force=False)
     assert obj["spec"] == {"size": 1}
-    obj, managed = apply_configuration(SCHEMA, obj, START, managed, an_entry("b"), LEAF, force=False)
+    obj, managed = apply_configuration(SCHEMA, obj, START, managed, new_entry("b"), LEAF, force=False)
     assert "spec" not in obj
     assert not managed
 
@@ -204,7 +204,7 @@ def test_equal_values_are_owned_by_both_appliers() -> None:
 def test_unowned_fields_stay() -> None:
     obj, managed = object_after([("Apply", "a", {"spec": {"size": 1}}), ("Apply", "b", {"spec": {"tags": ["t"]}})])
     defaulted = {**obj, "spec": {**obj["spec"], "plain": [1]}}
-    new, _ = apply_configuration(SCHEMA, defaulted, START, managed, an_entry("a"), LEAF, force=False)
+    new, _ = apply_configuration(SCHEMA, defaulted, START, managed, new_entry("a"), LEAF, force=False)
     assert new["spec"] == {"tags": ["t"], "plain": [1]}
 
 
@@ -213,7 +213,7 @@ def test_oldest_update_entries_are_merged() -> None:
     managed: EntriesByManager = {}
     for number in range(MAX_UPDATE_MANAGERS + 3):
         new = {**obj, "spec": {"free": {**obj.get("spec", {}).get("free", {}), f"k{number:02}": 1}}}
-        entry = an_entry(f"m{number:02}", "Update", f"2026-01-01T00:00:{number:02}Z")
+        entry = new_entry(f"m{number:02}", "Update", f"2026-01-01T00:00:{number:02}Z")
         managed = entries_after_update(SCHEMA, obj, new, managed, entry)
         obj = new
     assert len(managed) == MAX_UPDATE_MANAGERS
@@ -224,14 +224,14 @@ def test_oldest_update_entries_are_merged() -> None:
 
 def test_ignored_fields_are_not_owned() -> None:
     managed = entries_after_update(
-        SCHEMA, START, {**START, "spec": {"size": 1}}, {}, an_entry("a", "Update"), {"f:spec": {}}
+        SCHEMA, START, {**START, "spec": {"size": 1}}, {}, new_entry("a", "Update"), {"f:spec": {}}
     )
     assert not managed
 
 
 def test_unchanged_update_keeps_entry_times() -> None:
     obj, managed = object_after([("Update", "a", {"spec": {"size": 1}})])
-    assert entries_after_update(SCHEMA, obj, obj, managed, an_entry("a", "Update", "later")) == managed
+    assert entries_after_update(SCHEMA, obj, obj, managed, new_entry("a", "Update", "later")) == managed
 
 
 def test_timestamps_alone_are_no_change() -> None:

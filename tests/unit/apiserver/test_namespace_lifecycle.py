@@ -2,17 +2,17 @@
 
 import pytest
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 NAMESPACES = "/api/v1/namespaces"
 
 
-async def test_missing_namespace_is_rejected(call: Hand) -> None:
+async def test_missing_namespace_is_rejected(call: ServerClient) -> None:
     status, result = await call("POST", "/api/v1/namespaces/nowhere/configmaps", {"metadata": {"name": "a"}})
     assert (status, result["message"]) == (404, 'namespaces "nowhere" not found')
 
 
-async def test_terminating_namespace_rejects_new_objects_only(call: Hand) -> None:
+async def test_terminating_namespace_rejects_new_objects_only(call: ServerClient) -> None:
     maps = f"{NAMESPACES}/old/configmaps"
     await call.made(NAMESPACES, {"metadata": {"name": "old"}})
     await call.made(maps, {"metadata": {"name": "before"}})
@@ -27,7 +27,7 @@ async def test_terminating_namespace_rejects_new_objects_only(call: Hand) -> Non
 
 
 @pytest.mark.parametrize("name", ["default", "kube-system"])
-async def test_system_namespaces_cannot_be_deleted(call: Hand, name: str) -> None:
+async def test_system_namespaces_cannot_be_deleted(call: ServerClient, name: str) -> None:
     status, result = await call("DELETE", f"/api/v1/namespaces/{name}")
     assert (status, result["message"]) == (
         403,

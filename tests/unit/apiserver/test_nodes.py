@@ -22,7 +22,7 @@ from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.log import MemoryLog
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 API, DEFAULT = "/api/v1", "/api/v1/namespaces/default"
 STORAGE, DEVICES = "/apis/storage.k8s.io/v1", "/apis/resource.k8s.io/v1"
@@ -55,7 +55,7 @@ def mirror_pod_body(node: Object, **spec: Any) -> Object:
 
 
 @pytest.fixture
-async def n1(call: Hand) -> Hand:
+async def n1(call: ServerClient) -> ServerClient:
     """The kubelet of n1, in a cluster with the nodes n1 and n2."""
     for name in ("n1", "n2"):
         await call.made(f"{API}/nodes", node_body(name))
@@ -67,7 +67,7 @@ def assert_forbidden(response: tuple[int, Any], message: str = "") -> None:
     assert (status, message in body["message"]) == (403, True), body
 
 
-async def can_read(hand: Hand, path: str, **query: str) -> bool:
+async def can_read(hand: ServerClient, path: str, **query: str) -> bool:
     status, body = await hand("GET", path, **query)
     assert status in (200, 403), body
     return status == 200
@@ -89,7 +89,7 @@ SOURCES: dict[str, Object] = {
 
 
 @pytest.mark.parametrize("spec", SOURCES.values(), ids=SOURCES)
-async def test_node_reads_secrets_that_its_pods_reference(call: Hand, n1: Hand, spec: Object) -> None:
+async def test_node_reads_secrets_that_its_pods_reference(call: ServerClient, n1: ServerClient, spec: Object) -> None:
     secret = f"{DEFAULT}/secrets/s"
     for name in ("s", "other"):
         await call.made(f"{DEFAULT}/secrets", {"metadata": {"name": name}})
@@ -105,7 +105,7 @@ async def test_node_reads_secrets_that_its_pods_reference(call: Hand, n1: Hand, 
     assert_forbidden(await n1("GET", secret), UNRELATED)
 
 
-async def test_node_lists_and_watches_secret_by_name(call: Hand, n1: Hand) -> None:
+async def test_node_lists_and_watches_secret_by_name(call: ServerClient, n1: ServerClient) -> None:
     for name in ("s", "other"):
         await call.made(f"{DEFAULT}/secrets", {"metadata": {"name": name}})
     await call.made(f"{DEFAULT}/pods", pod_body("p", "n1", imagePullSecrets=[{"name": "s"}]))
@@ -119,7 +119,7 @@ async def test_node_lists_and_watches_secret_by_name(call: Hand, n1: Hand) -> No
         assert_forbidden(await n1("GET", f"{API}/secrets", **query))
 
 
-async def test_node_reads_config_map_of_ephemeral_container(call: Hand, n1: Hand) -> None:
+async def test_node_reads_config_map_of_ephemeral_container(call: ServerClient, n1: ServerClient) -> None:
     await call.made(f"{DEFAULT}/configmaps", {"metadata": {"name": "m"}})
     await call.made(f"{DEFAULT}/pods", pod_body("p", "n1"))
     assert not await can_read(n1, f"{DEFAULT}/configmaps/m")
@@ -129,7 +129,7 @@ async def test_node_reads_config_map_of_ephemeral_container(call: Hand, n1: Hand
     assert await can_read(n1, f"{DEFAULT}/configmaps/m")
 
 
-async def test_node_reads_claim_volume_and_its_secret(call: Hand, n1: Hand) -> None:
+async def test_node_reads_claim_volume_and_its_secret(call: ServerClient, n1: ServerClient) -> None:
     sizes = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeName": "v"}
     await call.made(f"{DEFAULT}/persistentvolumeclaims", {"metadata": {"name": "c"}, "spec": claim})
@@ -155,7 +155,7 @@ async def test_node_reads_claim_volume_and_its_secret(call: Hand, n1: Hand) -> N
     assert [await can_read(n1, each) for each in paths] == [True, False, False]
 
 
-async def test_node_reads_own_volume_attachments_and_device_claims(call: Hand, n1: Hand) -> None:
+async def test_node_reads_own_volume_attachments_and_device_claims(call: ServerClient, n1: ServerClient) -> None:
     for name in ("n1", "n2"):
         spec = {"attacher": "d.io", "nodeName": name, "source": {"persistentVolumeName": "v"}}
         await call.made(f"{STORAGE}/volumeattachments", {"metadata": {"name": f"on-{name}"}, "spec": spec})
@@ -178,7 +178,7 @@ async def test_node_reads_own_volume_attachments_and_device_claims(call: Hand, n
     assert await can_read(n1, f"{DEVICES}/namespaces/default/resourceclaims/rc")
 
 
-async def test_node_reads_own_pods_and_own_node(call: Hand, n1: Hand) -> None:
+async def test_node_reads_own_pods_and_own_node(call: ServerClient, n1: ServerClient) -> None:
     for name, node in (("mine", "n1"), ("other", "n2")):
         await call.made(f"{DEFAULT}/pods", pod_body(name, node))
     status, listed = await n1("GET", f"{API}/pods", fieldSelector="spec.nodeName=n1")
@@ -196,14 +196,14 @@ async def test_node_reads_own_pods_and_own_node(call: Hand, n1: Hand) -> None:
         assert_forbidden(await n1("GET", f"{DEFAULT}/{path}"))
 
 
-async def test_node_needs_group_and_name(call: Hand, n1: Hand) -> None:
+async def test_node_needs_group_and_name(call: ServerClient, n1: ServerClient) -> None:
     for user in (User("system:node:n1", ("system:authenticated",)), User("n1", ("system:nodes",))):
         assert_forbidden(await call.being(user)("GET", f"{API}/nodes/n1"))
     nameless = call.being(User("system:node:", ("system:nodes",)))
     assert_forbidden(await nameless("GET", f"{API}/nodes/n1"), 'unknown node for user "system:node:"')
 
 
-async def test_access_reviews_include_node_permissions(call: Hand, n1: Hand) -> None:
+async def test_access_reviews_include_node_permissions(call: ServerClient, n1: ServerClient) -> None:
     await call.made(f"{DEFAULT}/pods", pod_body("p", "n1", imagePullSecrets=[{"name": "s"}]))
 
     async def review(**attributes: Any) -> Object:
@@ -226,11 +226,11 @@ async def test_access_reviews_include_node_permissions(call: Hand, n1: Hand) -> 
 async def test_node_references_survive_restart(tmp_path: Path) -> None:
     config = ApiServerConfig(backend="file", secure_address="", pod_accounts=False, file_rootpath=str(tmp_path))
     async with run_apiserver(config) as served:
-        admin = Hand(served.server, served.account_tokens)
+        admin = ServerClient(served.server, served.account_tokens)
         await admin.made(f"{DEFAULT}/secrets", {"metadata": {"name": "s"}})
         await admin.made(f"{DEFAULT}/pods", pod_body("p", "n1", imagePullSecrets=[{"name": "s"}]))
     async with run_apiserver(config) as served:
-        hand = Hand(served.server, served.account_tokens)
+        hand = ServerClient(served.server, served.account_tokens)
         assert await can_read(hand.being(kubelet("n1")), f"{DEFAULT}/secrets/s")
         assert not await can_read(hand.being(kubelet("n2")), f"{DEFAULT}/secrets/s")
 
@@ -238,7 +238,7 @@ async def test_node_references_survive_restart(tmp_path: Path) -> None:
 # -- NodeRestriction
 
 
-async def test_node_writes_only_own_node_lease_and_csi_node(call: Hand, n1: Hand) -> None:
+async def test_node_writes_only_own_node_lease_and_csi_node(call: ServerClient, n1: ServerClient) -> None:
     ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     assert (await n1("PATCH", f"{API}/nodes/n1/status", ready, kind=MERGE))[0] == 200
     for subresource in ("", "/status"):
@@ -275,11 +275,11 @@ async def test_node_writes_only_own_node_lease_and_csi_node(call: Hand, n1: Hand
         ),
     ],
 )
-async def test_node_cannot_change_its_scheduling_fields(n1: Hand, change: Object, message: str) -> None:
+async def test_node_cannot_change_its_scheduling_fields(n1: ServerClient, change: Object, message: str) -> None:
     assert_forbidden(await n1("PATCH", f"{API}/nodes/n1", change, kind=MERGE), message)
 
 
-async def test_node_registers_with_taints_and_kubelet_labels(call: Hand) -> None:
+async def test_node_registers_with_taints_and_kubelet_labels(call: ServerClient) -> None:
     n3 = call.being(kubelet("n3"))
     labels = {"kubernetes.io/hostname": "n3", "node.kubernetes.io/a": "b", "x.kubelet.kubernetes.io/a": "b", "own": "x"}
     bad = {**labels, "node-restriction.kubernetes.io/a": "b"}
@@ -292,7 +292,7 @@ async def test_node_registers_with_taints_and_kubelet_labels(call: Hand) -> None
     assert (await n3("PATCH", f"{API}/nodes/n3", patch, kind=MERGE))[0] == 200
 
 
-async def test_node_creates_only_own_mirror_pods(call: Hand, n1: Hand) -> None:
+async def test_node_creates_only_own_mirror_pods(call: ServerClient, n1: ServerClient) -> None:
     _, node = await call("GET", f"{API}/nodes/n1")
     _, other = await call("GET", f"{API}/nodes/n2")
     mirror = mirror_pod_body(node)
@@ -322,14 +322,14 @@ async def test_node_creates_only_own_mirror_pods(call: Hand, n1: Hand) -> None:
     assert (await n1("DELETE", f"{DEFAULT}/pods/static", {"gracePeriodSeconds": 0}))[0] == 200
 
 
-async def test_mirror_pod_grants_no_access(call: Hand, n1: Hand) -> None:
+async def test_mirror_pod_grants_no_access(call: ServerClient, n1: ServerClient) -> None:
     await call.made(f"{DEFAULT}/secrets", {"metadata": {"name": "s"}})
     pod = pod_body("p", "n1", imagePullSecrets=[{"name": "s"}])
     await call.made(f"{DEFAULT}/pods", {**pod, "metadata": {"name": "p", "annotations": {MIRROR: "x"}}})
     assert not await can_read(n1, f"{DEFAULT}/secrets/s")
 
 
-async def test_node_writes_only_status_of_own_pods(call: Hand, n1: Hand) -> None:
+async def test_node_writes_only_status_of_own_pods(call: ServerClient, n1: ServerClient) -> None:
     for name, node in (("mine", "n1"), ("other", "n2")):
         await call.made(f"{DEFAULT}/pods", pod_body(name, node))
     running = {"status": {"phase": "Running"}}
@@ -348,7 +348,7 @@ async def test_node_writes_only_status_of_own_pods(call: Hand, n1: Hand) -> None
     assert (await n1("DELETE", mine, {"gracePeriodSeconds": 0}))[0] == 200
 
 
-async def test_roles_do_not_bypass_node_restriction(call: Hand, n1: Hand) -> None:
+async def test_roles_do_not_bypass_node_restriction(call: ServerClient, n1: ServerClient) -> None:
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
     subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}
     binding = {"metadata": {"name": "all"}, "roleRef": reference, "subjects": [subject]}
@@ -363,7 +363,7 @@ async def test_roles_do_not_bypass_node_restriction(call: Hand, n1: Hand) -> Non
     assert_forbidden(await n1("PATCH", path, patch, kind=MERGE), "unexpected pod subresource")
 
 
-async def test_node_evicts_only_own_pods(call: Hand, n1: Hand) -> None:
+async def test_node_evicts_only_own_pods(call: ServerClient, n1: ServerClient) -> None:
     for name, node in (("mine", "n1"), ("other", "n2")):
         await call.made(f"{DEFAULT}/pods", {**pod_body(name, node), "metadata": {"name": name, "labels": {"app": "a"}}})
         await call("PATCH", f"{DEFAULT}/pods/{name}/status", {"status": {"phase": "Running"}}, kind=MERGE)
@@ -378,7 +378,7 @@ async def test_node_evicts_only_own_pods(call: Hand, n1: Hand) -> None:
     assert (await n1("POST", f"{DEFAULT}/pods/mine/eviction", eviction))[0] == 201
 
 
-async def test_node_gets_tokens_for_own_pods_and_audiences(call: Hand, n1: Hand) -> None:
+async def test_node_gets_tokens_for_own_pods_and_audiences(call: ServerClient, n1: ServerClient) -> None:
     for name in ("robot", "other"):
         await call.made(f"{DEFAULT}/serviceaccounts", {"metadata": {"name": name}})
     tokens = [{"serviceAccountToken": {"path": "t", "audience": "vault"}}, {"serviceAccountToken": {"path": "u"}}]
@@ -417,7 +417,7 @@ async def test_node_gets_tokens_for_own_pods_and_audiences(call: Hand, n1: Hand)
     assert (await request_token("n1", "bank"))[0] == 201
 
 
-async def test_node_requests_certificates_for_own_name_only(n1: Hand) -> None:
+async def test_node_requests_certificates_for_own_name_only(n1: ServerClient) -> None:
     for node, code in (("n2", 403), ("n1", 201)):
         key = ec.generate_private_key(ec.SECP256R1())
         names = [(NameOID.ORGANIZATION_NAME, "system:nodes"), (NameOID.COMMON_NAME, f"system:node:{node}")]

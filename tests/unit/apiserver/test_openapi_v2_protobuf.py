@@ -13,7 +13,7 @@ from tapestry.apiserver.documents.openapi_v2_protobuf import (
     encode_varint,
 )
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 Fields = list[tuple[int, bytes]]
 
@@ -89,7 +89,7 @@ def test_schema_is_encoded() -> None:
     assert field_at(encoded, 31, 2, 2) == b'[{"group":"","version":"v1","kind":"X"}]'
 
 
-async def test_server_returns_requested_protobuf(call: Hand) -> None:
+async def test_server_returns_requested_protobuf(call: ServerClient) -> None:
     response: Any = await call.answer("GET", "/openapi/v2", accept=CONTENT_TYPE.replace("v2.v1", "v2@v1"))
     assert (response.status, response.content_type) == (200, CONTENT_TYPE)
     names = {field_at(value, 1) for _, value in read_fields(field_at(response.body, 9))}

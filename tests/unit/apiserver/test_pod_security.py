@@ -8,14 +8,14 @@ from tapestry.apiserver.admission.pod_security import LevelVersion, levels_from_
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 NAMESPACES = "/api/v1/namespaces"
 LABEL = "pod-security.kubernetes.io/"
 MERGE = "application/merge-patch+json"
 
 
-async def create_namespace(call: Hand, **labels: str) -> str:
+async def create_namespace(call: ServerClient, **labels: str) -> str:
     """Create a namespace with Pod Security labels and return the path of its pods."""
     full_labels = {LABEL + mode.replace("_", "-"): value for mode, value in labels.items()}
     await call.made(NAMESPACES, {"metadata": {"name": "x", "labels": full_labels}})
@@ -27,14 +27,14 @@ def pod_body(name: str = "p", context: Object | None = None, **spec: Any) -> Obj
     return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}
 
 
-async def warning_of_create(call: Hand, path: str, body: Object) -> str:
+async def warning_of_create(call: ServerClient, path: str, body: Object) -> str:
     response = await call.answer("POST", path, body)
     assert isinstance(response, ApiResponse)
     assert response.status == 201, response.body
     return response.headers.get("Warning", "").replace('\\"', '"')
 
 
-async def test_violating_pod_is_forbidden(call: Hand) -> None:
+async def test_violating_pod_is_forbidden(call: ServerClient) -> None:
     path = await create_namespace(call, enforce="baseline")
     status, response = await call("POST", path, pod_body(context={"privileged": True}, hostNetwork=True))
     assert status == 403
@@ -45,7 +45,7 @@ async def test_violating_pod_is_forbidden(call: Hand) -> None:
     await call.made(path, pod_body())
 
 
-async def test_restricted_violations_have_kubernetes_wording(call: Hand) -> None:
+async def test_restricted_violations_have_kubernetes_wording(call: ServerClient) -> None:
     path = await create_namespace(call, enforce="restricted", enforce_version="v1.30")
     status, response = await call("POST", path, pod_body())
     assert status == 403
@@ -94,20 +94,20 @@ async def test_restricted_violations_have_kubernetes_wording(call: Hand) -> None
         ),
     ],
 )
-async def test_each_violation_has_kubernetes_wording(call: Hand, pod: Object, message: str) -> None:
+async def test_each_violation_has_kubernetes_wording(call: ServerClient, pod: Object, message: str) -> None:
     path = await create_namespace(call, enforce="baseline")
     status, response = await call("POST", path, pod)
     assert (status, response["message"].partition('"baseline:latest": ')[2]) == (403, message)
 
 
-async def test_warn_level_admits_with_warning(call: Hand) -> None:
+async def test_warn_level_admits_with_warning(call: ServerClient) -> None:
     path = await create_namespace(call, warn="baseline")
     message = await warning_of_create(call, path, pod_body(hostNetwork=True))
     assert 'would violate PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in message
     assert await warning_of_create(call, path, pod_body("q")) == ""
 
 
-async def test_violating_template_causes_warning(call: Hand) -> None:
+async def test_violating_template_causes_warning(call: ServerClient) -> None:
     await create_namespace(call, enforce="restricted")
     labels = {"app": "web"}
     template = {"metadata": {"labels": labels}, "spec": pod_body(hostNetwork=True)["spec"]}
@@ -116,7 +116,7 @@ async def test_violating_template_causes_warning(call: Hand) -> None:
     assert 'would violate PodSecurity "restricted:latest": host namespaces' in message
 
 
-async def test_stricter_level_warns_about_existing_pods(call: Hand) -> None:
+async def test_stricter_level_warns_about_existing_pods(call: ServerClient) -> None:
     path = await create_namespace(call)
     for name in ("a", "b", "c"):
         await call.made(path, pod_body(name, hostNetwork=True))
@@ -130,7 +130,7 @@ async def test_stricter_level_warns_about_existing_pods(call: Hand) -> None:
     assert "d: host namespaces, privileged" in message
 
 
-async def test_unknown_level_is_rejected(call: Hand) -> None:
+async def test_unknown_level_is_rejected(call: ServerClient) -> None:
     labels = {f"{LABEL}enforce": "strict"}
     status, response = await call("POST", NAMESPACES, {"metadata": {"name": "x", "labels": labels}})
     assert status == 422
@@ -140,7 +140,7 @@ async def test_unknown_level_is_rejected(call: Hand) -> None:
     )
 
 
-async def test_existing_violating_pod_can_be_relabeled(call: Hand) -> None:
+async def test_existing_violating_pod_can_be_relabeled(call: ServerClient) -> None:
     path = await create_namespace(call)
     await call.made(path, pod_body(hostNetwork=True))
     await call("PATCH", f"{NAMESPACES}/x", {"metadata": {"labels": {f"{LABEL}enforce": "baseline"}}}, kind=MERGE)

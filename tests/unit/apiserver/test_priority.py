@@ -4,7 +4,7 @@ from typing import Any
 
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 PODS = "/api/v1/namespaces/default/pods"
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -14,7 +14,7 @@ def pod_body(**spec: Any) -> Object:
     return {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}], **spec}}
 
 
-async def test_replaced_pod_keeps_its_priority(call: Hand) -> None:
+async def test_replaced_pod_keeps_its_priority(call: ServerClient) -> None:
     await call.made(PRIORITIES, {"metadata": {"name": "urgent"}, "value": 7, "preemptionPolicy": "Never"})
     await call.made(PODS, pod_body(priorityClassName="urgent"))
     body = pod_body(priorityClassName="urgent", activeDeadlineSeconds=60)
@@ -24,7 +24,7 @@ async def test_replaced_pod_keeps_its_priority(call: Hand) -> None:
     assert status == 422
 
 
-async def test_pod_gets_default_priority_class(call: Hand) -> None:
+async def test_pod_gets_default_priority_class(call: ServerClient) -> None:
     for name, value, default in (("high", 9, True), ("low", 5, True), ("lowest", 1, False)):
         await call.made(PRIORITIES, {"metadata": {"name": name}, "value": value, "globalDefault": default})
     pod = await call.made(PODS, pod_body())

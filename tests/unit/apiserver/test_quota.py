@@ -8,7 +8,7 @@ import pytest
 
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 PODS = "/api/v1/namespaces/default/pods"
@@ -17,7 +17,7 @@ SERVICES = "/api/v1/namespaces/default/services"
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 
 
-async def create_quota(call: Hand, name: str = "q", used: Object | None = None, **spec: Any) -> None:
+async def create_quota(call: ServerClient, name: str = "q", used: Object | None = None, **spec: Any) -> None:
     """Create a quota with a counted status. The usage is zero unless given."""
     hard = spec["hard"]
     await call.made(QUOTAS, {"metadata": {"name": name}, "spec": spec})
@@ -32,19 +32,19 @@ def pod_body(name: str, requests: Object | None = None, limits: Object | None = 
     return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}
 
 
-async def used_amounts(call: Hand, name: str = "q") -> Object:
+async def used_amounts(call: ServerClient, name: str = "q") -> Object:
     amounts: Object = (await call("GET", f"{QUOTAS}/{name}"))[1]["status"]["used"]
     return amounts
 
 
-async def forbidden_message(call: Hand, path: str, body: Object, **query: str) -> str:
+async def forbidden_message(call: ServerClient, path: str, body: Object, **query: str) -> str:
     status, response = await call("POST", path, body, **query)
     assert (status, response["reason"]) == (403, "Forbidden")
     message: str = response["message"]
     return message
 
 
-async def test_create_is_charged_and_excess_is_forbidden(call: Hand) -> None:
+async def test_create_is_charged_and_excess_is_forbidden(call: ServerClient) -> None:
     await create_quota(call, hard={"pods": "2", "requests.cpu": "1", "limits.memory": "4Gi"})
     await call.made(PODS, pod_body("a", {"cpu": "600m"}, {"memory": "1Gi"}))
     assert await used_amounts(call) == {"pods": "1", "requests.cpu": "600m", "limits.memory": "1Gi"}
@@ -59,7 +59,7 @@ async def test_create_is_charged_and_excess_is_forbidden(call: Hand) -> None:
     )
 
 
-async def test_concurrent_creates_do_not_exceed_quota(call: Hand) -> None:
+async def test_concurrent_creates_do_not_exceed_quota(call: ServerClient) -> None:
     await create_quota(call, hard={"pods": "7", "count/configmaps": "100"})
     await create_quota(call, "other", hard={"count/pods": "5"})
     async with asyncio.TaskGroup() as group:
@@ -69,14 +69,14 @@ async def test_concurrent_creates_do_not_exceed_quota(call: Hand) -> None:
     assert (await used_amounts(call, "other")) == {"count/pods": "5"}
 
 
-async def test_uncounted_resource_is_forbidden(call: Hand) -> None:
+async def test_uncounted_resource_is_forbidden(call: ServerClient) -> None:
     await create_quota(call, hard={"pods": "2", "count/pods": "3"}, used={"pods": "0"})
     assert await forbidden_message(call, PODS, pod_body("a")) == (
         'pods "a" is forbidden: status unknown for quota: q, resources: count/pods,pods'
     )
 
 
-async def test_limited_resource_must_be_specified(call: Hand) -> None:
+async def test_limited_resource_must_be_specified(call: ServerClient) -> None:
     await create_quota(call, hard={"requests.cpu": "2", "limits.memory": "1Gi", "requests.ephemeral-storage": "1Gi"})
     both = pod_body("a", {"cpu": "1"})
     both["spec"]["containers"].append({"name": "d", "image": "i"})
@@ -85,7 +85,7 @@ async def test_limited_resource_must_be_specified(call: Hand) -> None:
     )
 
 
-async def test_dry_run_is_checked_but_not_charged(call: Hand) -> None:
+async def test_dry_run_is_checked_but_not_charged(call: ServerClient) -> None:
     await create_quota(call, hard={"pods": "1"})
     assert (await call("POST", PODS, pod_body("a"), dryRun="All"))[0] == 201
     assert await used_amounts(call) == {"pods": "0"}
@@ -93,7 +93,7 @@ async def test_dry_run_is_checked_but_not_charged(call: Hand) -> None:
     assert "exceeded quota" in await forbidden_message(call, PODS, pod_body("b"), dryRun="All")
 
 
-async def test_existing_object_is_not_charged(call: Hand) -> None:
+async def test_existing_object_is_not_charged(call: ServerClient) -> None:
     await create_quota(call, hard={"pods": "5"})
     await call.made(PODS, pod_body("a"))
     assert (await call("POST", PODS, pod_body("a")))[0] == 409
@@ -155,13 +155,13 @@ async def test_existing_object_is_not_charged(call: Hand) -> None:
         ),
     ],
 )
-async def test_each_kind_is_charged(call: Hand, path: str, body: Object, expected: Object) -> None:
+async def test_each_kind_is_charged(call: ServerClient, path: str, body: Object, expected: Object) -> None:
     await create_quota(call, hard=dict.fromkeys(expected, "10Gi"))
     await call.made(path, body)
     assert await used_amounts(call) == expected
 
 
-async def test_service_update_is_charged_for_increase(call: Hand) -> None:
+async def test_service_update_is_charged_for_increase(call: ServerClient) -> None:
     await create_quota(call, hard={"services": "5", "services.nodeports": "1"})
     await call.made(SERVICES, {"metadata": {"name": "s"}, "spec": {"ports": [{"port": 1}]}})
     patch = {"spec": {"type": "NodePort"}}
@@ -197,20 +197,22 @@ async def test_service_update_is_charged_for_increase(call: Hand) -> None:
         ),
     ],
 )
-async def test_scopes_limit_quota_to_matching_pods(call: Hand, scopes: Any, inside: Object, outside: Object) -> None:
+async def test_scopes_limit_quota_to_matching_pods(
+    call: ServerClient, scopes: Any, inside: Object, outside: Object
+) -> None:
     await create_quota(call, hard={"pods": "0", "count/configmaps": "0"}, **scopes)
     await call.made(PODS, outside)
     assert "exceeded quota: q" in await forbidden_message(call, PODS, inside)
     await call.made(MAPS, {"metadata": {"name": "m"}})  # scopes apply to pods only
 
 
-async def test_quota_applies_to_its_namespace_only(call: Hand) -> None:
+async def test_quota_applies_to_its_namespace_only(call: ServerClient) -> None:
     await create_quota(call, hard={"pods": "0"})
     await call.made("/api/v1/namespaces/kube-public/pods", pod_body("a"))
     assert await used_amounts(call) == {"pods": "0"}
 
 
-async def test_error_has_the_generated_name(call: Hand) -> None:
+async def test_error_has_the_generated_name(call: ServerClient) -> None:
     await create_quota(call, hard={"pods": "0"})
     pod = pod_body("")
     pod["metadata"] = {"generateName": "web-"}

@@ -15,7 +15,7 @@ from tapestry.apiserver.access.rbac import PolicyRule, matches_path, uncovered_r
 from tapestry.apiserver.core.requests import User
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 ROLES, BINDINGS = f"{RBAC}/clusterroles", f"{RBAC}/clusterrolebindings"
@@ -26,15 +26,15 @@ ANONYMOUS = User("system:anonymous", ("system:unauthenticated",))
 AUTHENTICATED = User("jane", ("system:authenticated",))
 
 
-def a_role(name: str, *rules: Object, **more: Any) -> Object:
+def new_role(name: str, *rules: Object, **more: Any) -> Object:
     return {"metadata": {"name": name}, "rules": list(rules), **more}
 
 
-def a_rule(verbs: str, resources: str, groups: str = "", **more: Any) -> Object:
+def new_rule(verbs: str, resources: str, groups: str = "", **more: Any) -> Object:
     return {"verbs": verbs.split(","), "apiGroups": groups.split(","), "resources": resources.split(","), **more}
 
 
-def a_binding(name: str, role: str, user: str = "bob", kind: str = "ClusterRole") -> Object:
+def new_binding(name: str, role: str, user: str = "bob", kind: str = "ClusterRole") -> Object:
     reference = {"apiGroup": GROUP, "kind": kind, "name": role}
     return {
         "metadata": {"name": name},
@@ -43,18 +43,18 @@ def a_binding(name: str, role: str, user: str = "bob", kind: str = "ClusterRole"
     }
 
 
-async def grant_to_bob(call: Hand, *rules: Object) -> Hand:
+async def grant_to_bob(call: ServerClient, *rules: Object) -> ServerClient:
     """Let Bob write roles and bindings, and grant him these rules; return his client."""
-    writing = a_rule("create,update,patch,get", "clusterroles,clusterrolebindings,roles,rolebindings", GROUP)
-    await call.made(ROLES, a_role("bobs", writing, *rules))
-    await call.made(BINDINGS, a_binding("bobs", "bobs"))
+    writing = new_rule("create,update,patch,get", "clusterroles,clusterrolebindings,roles,rolebindings", GROUP)
+    await call.made(ROLES, new_role("bobs", writing, *rules))
+    await call.made(BINDINGS, new_binding("bobs", "bobs"))
     return call.being(BOB)
 
 
 # -- default roles
 
 
-async def test_default_roles_are_installed(call: Hand) -> None:
+async def test_default_roles_are_installed(call: ServerClient) -> None:
     _, result = await call("GET", ROLES)
     names = {each["metadata"]["name"] for each in result["items"]}
     assert {"cluster-admin", "admin", "edit", "view", "system:discovery", "system:public-info-viewer"} <= names
@@ -68,20 +68,20 @@ async def test_default_roles_are_installed(call: Hand) -> None:
     ("path", "authenticated", "anonymous"), [("/version", 200, 200), ("/api", 200, 403), ("/apis", 200, 403)]
 )
 async def test_discovery_requires_authentication_except_version(
-    call: Hand, path: str, authenticated: int, anonymous: int
+    call: ServerClient, path: str, authenticated: int, anonymous: int
 ) -> None:
     assert (await call.being(AUTHENTICATED)("GET", path))[0] == authenticated
     assert (await call.being(ANONYMOUS)("GET", path))[0] == anonymous
 
 
-async def test_second_start_writes_nothing(call: Hand) -> None:
+async def test_second_start_writes_nothing(call: ServerClient) -> None:
     before = call.server.verbs.store.revision
     await bootstrap.install(call.server)
     assert call.server.verbs.store.revision == before
 
 
-async def test_start_restores_removed_and_keeps_added_rules(call: Hand) -> None:
-    rules = [a_rule("get", "widgets", "example.com")]
+async def test_start_restores_removed_and_keeps_added_rules(call: ServerClient) -> None:
+    rules = [new_rule("get", "widgets", "example.com")]
     await call("PATCH", f"{ROLES}/system:basic-user", {"rules": rules, "metadata": {"labels": None}}, kind=MERGE)
     await call("PATCH", f"{BINDINGS}/system:basic-user", {"subjects": []}, kind=MERGE)
     await bootstrap.install(call.server)
@@ -97,7 +97,7 @@ async def test_start_restores_removed_and_keeps_added_rules(call: Hand) -> None:
     assert [each["name"] for each in binding["subjects"]] == ["system:authenticated"]
 
 
-async def test_start_skips_objects_without_autoupdate(call: Hand) -> None:
+async def test_start_skips_objects_without_autoupdate(call: ServerClient) -> None:
     annotations = {"rbac.authorization.kubernetes.io/autoupdate": "false"}
     await call(
         "PATCH", f"{ROLES}/view", {"metadata": {"annotations": annotations}, "aggregationRule": None}, kind=MERGE
@@ -106,15 +106,15 @@ async def test_start_skips_objects_without_autoupdate(call: Hand) -> None:
     assert "aggregationRule" not in (await call("GET", f"{ROLES}/view"))[1]
 
 
-async def test_binding_to_another_role_is_recreated(call: Hand) -> None:
+async def test_binding_to_another_role_is_recreated(call: ServerClient) -> None:
     await call("DELETE", f"{BINDINGS}/system:discovery")
-    await call.made(BINDINGS, a_binding("system:discovery", "cluster-admin"))
+    await call.made(BINDINGS, new_binding("system:discovery", "cluster-admin"))
     await bootstrap.install(call.server)
     _, binding = await call("GET", f"{BINDINGS}/system:discovery")
     assert (binding["roleRef"]["name"], binding["subjects"][0]["name"]) == ("system:discovery", "system:authenticated")
 
 
-async def test_two_servers_can_start_concurrently(call: Hand) -> None:
+async def test_two_servers_can_start_concurrently(call: ServerClient) -> None:
     for name in ("view", "edit", "system:discovery"):
         await call("DELETE", f"{ROLES}/{name}")
     async with asyncio.TaskGroup() as group:
@@ -131,9 +131,9 @@ def test_expected_object_is_reconciled_to_itself() -> None:
 # -- escalation
 
 
-async def test_role_beyond_rights_of_writer_is_rejected(call: Hand) -> None:
-    bob = await grant_to_bob(call, a_rule("get,list", "pods"))
-    role = a_role("r", a_rule("get,list,watch", "pods,nodes"), {"verbs": ["get"], "nonResourceURLs": ["/metrics"]})
+async def test_role_beyond_rights_of_writer_is_rejected(call: ServerClient) -> None:
+    bob = await grant_to_bob(call, new_rule("get,list", "pods"))
+    role = new_role("r", new_rule("get,list,watch", "pods,nodes"), {"verbs": ["get"], "nonResourceURLs": ["/metrics"]})
     status, result = await bob("POST", ROLES, role)
     assert (status, result["reason"], result["details"]["name"]) == (403, "Forbidden", "r")
     assert result["message"] == (
@@ -145,64 +145,64 @@ async def test_role_beyond_rights_of_writer_is_rejected(call: Hand) -> None:
     )
 
 
-async def test_held_rights_can_be_granted(call: Hand) -> None:
-    bob = await grant_to_bob(call, a_rule("get,list", "pods"))
-    assert (await bob("POST", ROLES, a_role("r", a_rule("get", "pods", resourceNames=["a"]))))[0] == 201
-    assert (await bob("POST", BINDINGS, a_binding("r", "r", "joe")))[0] == 201
+async def test_held_rights_can_be_granted(call: ServerClient) -> None:
+    bob = await grant_to_bob(call, new_rule("get,list", "pods"))
+    assert (await bob("POST", ROLES, new_role("r", new_rule("get", "pods", resourceNames=["a"]))))[0] == 201
+    assert (await bob("POST", BINDINGS, new_binding("r", "r", "joe")))[0] == 201
 
 
-async def test_escalate_allows_any_role(call: Hand) -> None:
-    bob = await grant_to_bob(call, a_rule("escalate", "clusterroles", GROUP))
-    assert (await bob("POST", ROLES, a_role("r", a_rule("*", "*", "*"))))[0] == 201
-    status, result = await bob("POST", BINDINGS, a_binding("r", "r"))
+async def test_escalate_allows_any_role(call: ServerClient) -> None:
+    bob = await grant_to_bob(call, new_rule("escalate", "clusterroles", GROUP))
+    assert (await bob("POST", ROLES, new_role("r", new_rule("*", "*", "*"))))[0] == 201
+    status, result = await bob("POST", BINDINGS, new_binding("r", "r"))
     assert (status, '{APIGroups:["*"], Resources:["*"], Verbs:["*"]}' in result["message"]) == (403, True)
 
 
-async def test_bind_allows_only_the_named_role(call: Hand) -> None:
-    bob = await grant_to_bob(call, a_rule("bind", "clusterroles", GROUP, resourceNames=["cluster-admin"]))
-    await call.made(ROLES, a_role("other", a_rule("get", "secrets")))
-    assert (await bob("POST", BINDINGS, a_binding("a", "cluster-admin")))[0] == 201
+async def test_bind_allows_only_the_named_role(call: ServerClient) -> None:
+    bob = await grant_to_bob(call, new_rule("bind", "clusterroles", GROUP, resourceNames=["cluster-admin"]))
+    await call.made(ROLES, new_role("other", new_rule("get", "secrets")))
+    assert (await bob("POST", BINDINGS, new_binding("a", "cluster-admin")))[0] == 201
     # otherwise he would be cluster-admin now
     assert (await call("DELETE", f"{BINDINGS}/a"))[0] == 200
-    assert (await bob("POST", BINDINGS, a_binding("b", "other")))[0] == 403
+    assert (await bob("POST", BINDINGS, new_binding("b", "other")))[0] == 403
 
 
-async def test_missing_role_can_be_bound_only_by_masters(call: Hand) -> None:
+async def test_missing_role_can_be_bound_only_by_masters(call: ServerClient) -> None:
     bob = await grant_to_bob(call)
-    status, result = await bob("POST", BINDINGS, a_binding("a", "ghost"))
+    status, result = await bob("POST", BINDINGS, new_binding("a", "ghost"))
     assert (status, result["message"]) == (404, 'clusterrolebindings.rbac.authorization.k8s.io "ghost" not found')
-    assert (await call("POST", BINDINGS, a_binding("a", "ghost")))[0] == 201
+    assert (await call("POST", BINDINGS, new_binding("a", "ghost")))[0] == 201
 
 
-async def test_aggregation_rule_requires_all_rights(call: Hand) -> None:
+async def test_aggregation_rule_requires_all_rights(call: ServerClient) -> None:
     bob = await grant_to_bob(call)
     selector = {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}
-    status, result = await bob("POST", ROLES, a_role("r", aggregationRule=selector))
+    status, result = await bob("POST", ROLES, new_role("r", aggregationRule=selector))
     assert (status, result["message"].partition("forbidden: ")[2]) == (
         403,
         "must have cluster-admin privileges to use the aggregationRule",
     )
 
 
-async def test_role_update_is_checked_against_result(call: Hand) -> None:
-    bob = await grant_to_bob(call, a_rule("get", "pods"))
-    await call.made(ROLES, a_role("r", a_rule("get", "secrets")))
+async def test_role_update_is_checked_against_result(call: ServerClient) -> None:
+    bob = await grant_to_bob(call, new_rule("get", "pods"))
+    await call.made(ROLES, new_role("r", new_rule("get", "secrets")))
     labels = {"metadata": {"labels": {"a": "b"}}}
     assert (await bob("PATCH", f"{ROLES}/r", labels, kind=MERGE))[0] == 403
     finalizers = {"metadata": {"finalizers": ["example.com/wait"]}}
     assert (await bob("PATCH", f"{ROLES}/r", finalizers, kind=MERGE))[0] == 200
-    assert (await bob("PATCH", f"{ROLES}/r", {"rules": [a_rule("get", "pods")]}, kind=MERGE))[0] == 200
+    assert (await bob("PATCH", f"{ROLES}/r", {"rules": [new_rule("get", "pods")]}, kind=MERGE))[0] == 200
 
 
-async def test_namespaced_rights_can_be_granted_only_there(call: Hand) -> None:
+async def test_namespaced_rights_can_be_granted_only_there(call: ServerClient) -> None:
     here = f"{RBAC}/namespaces/default"
-    writing = a_rule("create", "roles,rolebindings", GROUP)
-    await call.made(f"{here}/roles", a_role("bobs", writing, a_rule("get", "pods")))
-    await call.made(f"{here}/rolebindings", a_binding("bobs", "bobs", kind="Role"))
+    writing = new_rule("create", "roles,rolebindings", GROUP)
+    await call.made(f"{here}/roles", new_role("bobs", writing, new_rule("get", "pods")))
+    await call.made(f"{here}/rolebindings", new_binding("bobs", "bobs", kind="Role"))
     bob = call.being(BOB)
-    assert (await bob("POST", f"{here}/roles", a_role("r", a_rule("get", "pods"))))[0] == 201
-    assert (await bob("POST", f"{here}/roles", a_role("s", a_rule("get", "secrets"))))[0] == 403
-    assert (await bob("POST", f"{RBAC}/namespaces/kube-public/roles", a_role("r", a_rule("get", "pods"))))[0] == 403
+    assert (await bob("POST", f"{here}/roles", new_role("r", new_rule("get", "pods"))))[0] == 201
+    assert (await bob("POST", f"{here}/roles", new_role("s", new_rule("get", "secrets"))))[0] == 403
+    assert (await bob("POST", f"{RBAC}/namespaces/kube-public/roles", new_role("r", new_rule("get", "pods"))))[0] == 403
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ async def test_namespaced_rights_can_be_granted_only_there(call: Hand) -> None:
         ),
     ],
 )
-async def test_missing_resource_is_reported_only_if_authorized(call: Hand, path: str, message: str) -> None:
+async def test_missing_resource_is_reported_only_if_authorized(call: ServerClient, path: str, message: str) -> None:
     status, result = await call.being(AUTHENTICATED)("GET", path)
     assert (status, result["message"]) == (403, message)
     assert (await call("GET", path))[0] == 404
@@ -225,8 +225,8 @@ async def test_missing_resource_is_reported_only_if_authorized(call: Hand, path:
 # -- reviews
 
 
-async def test_access_review_states_the_reason(call: Hand) -> None:
-    await grant_to_bob(call, a_rule("get", "pods"))
+async def test_access_review_states_the_reason(call: ServerClient) -> None:
+    await grant_to_bob(call, new_rule("get", "pods"))
     spec = {"user": "bob", "resourceAttributes": {"verb": "get", "resource": "pods", "namespace": "default"}}
     _, result = await call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
     assert result["status"] == {
@@ -289,14 +289,14 @@ def test_rule_is_covered_by_itself_and_by_masters(rule: PolicyRule) -> None:
     assert uncovered_rules([rule], [PolicyRule(("*",), ("*",), ("*",)), PolicyRule(("*",), paths=("*",))]) == []
 
 
-async def test_named_object_can_be_listed_by_its_name(call: Hand) -> None:
+async def test_named_object_can_be_listed_by_its_name(call: ServerClient) -> None:
     rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["mine"], "verbs": ["list", "watch"]}
     await call.made(f"{RBAC}/namespaces/default/roles", {"metadata": {"name": "one"}, "rules": [rule]})
     subject = {"kind": "User", "name": "jane", "apiGroup": "rbac.authorization.k8s.io"}
     reference = {"kind": "Role", "name": "one", "apiGroup": "rbac.authorization.k8s.io"}
     binding = {"metadata": {"name": "one"}, "subjects": [subject], "roleRef": reference}
     await call.made(f"{RBAC}/namespaces/default/rolebindings", binding)
-    jane = Hand(call.server, call.accounts, User("jane"))
+    jane = ServerClient(call.server, call.accounts, User("jane"))
     path = "/api/v1/namespaces/default/configmaps"
     assert (await jane("GET", path, fieldSelector="metadata.name=mine"))[0] == 200
     assert (await jane("GET", path, fieldSelector="metadata.name=yours"))[0] == 403

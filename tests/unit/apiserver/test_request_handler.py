@@ -22,7 +22,7 @@ from tapestry.apiserver.storage.log import Entry, MemoryLog
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
-from .conftest import ADMIN, Hand
+from .conftest import ADMIN, ServerClient
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 ACCOUNT = User(
@@ -48,7 +48,7 @@ class HandlerClient:
 
 
 @pytest.fixture
-def client(call: Hand) -> HandlerClient:
+def client(call: ServerClient) -> HandlerClient:
     config = ApiServerConfig(backend="memory")
     return HandlerClient(
         build_request_handler(config, call.server, call.accounts, build_inflight_limiter(config), ConnectionLimiter())
@@ -74,7 +74,7 @@ def test_invalid_timeout_is_rejected() -> None:
         timeout_of(Call("GET", "/", {"timeout": "soon"}, {}, b"", ADMIN), 60)
 
 
-async def test_slow_response_times_out_as_in_kubernetes(call: Hand, client: HandlerClient) -> None:
+async def test_slow_response_times_out_as_in_kubernetes(call: ServerClient, client: HandlerClient) -> None:
     async def never(_: Call, __: Target) -> ApiResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -97,7 +97,7 @@ class SlowDisk(MemoryLog):
         super().append(entries)
 
 
-async def test_started_write_completes_after_timeout(call: Hand, client: HandlerClient) -> None:
+async def test_started_write_completes_after_timeout(call: ServerClient, client: HandlerClient) -> None:
     store, log = call.server.verbs.store, SlowDisk()
     assert isinstance(store, LocalStore)
     store._log = log
@@ -157,7 +157,7 @@ class FullDisk(MemoryLog):
         super().append(entries)
 
 
-async def test_full_disk_is_unhealthy_until_writes_succeed(call: Hand, client: HandlerClient) -> None:
+async def test_full_disk_is_unhealthy_until_writes_succeed(call: ServerClient, client: HandlerClient) -> None:
     store = call.server.verbs.store
     assert isinstance(store, LocalStore)
     log = FullDisk()

@@ -25,7 +25,7 @@ from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.serving.uploads import UploadBudget
 from tapestry.process.audit import AuditLog
 
-from .conftest import Hand
+from .conftest import ServerClient
 from .test_auditing import policy
 from .test_http import MAPS, REVIEWS, TIMEOUT, BlockingHandler, RawConnection, authenticate_by_token, request
 from .test_yaml_decoder import BOMBS
@@ -70,7 +70,7 @@ HUGE = request("POST", MAPS, b"x" * 100, Content_Type="application/yaml").replac
 @pytest.mark.parametrize("expects", [True, False])
 @pytest.mark.parametrize(("user", "status"), [("", 403), ("eve", 403), ("unknown", 401)])
 async def test_rejected_request_is_answered_without_its_body(
-    call: Hand, method: str, expects: bool, user: str, status: int, monkeypatch: pytest.MonkeyPatch
+    call: ServerClient, method: str, expects: bool, user: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "LINGERING_CLOSE_SECONDS", 0.02)
 
@@ -89,7 +89,7 @@ async def test_rejected_request_is_answered_without_its_body(
         assert await client.is_closed()
 
 
-async def test_complete_rejected_request_keeps_its_connection(call: Hand) -> None:
+async def test_complete_rejected_request_keeps_its_connection(call: ServerClient) -> None:
     async with http_server(RequestHandler(call.server, 10)) as connect:
         client = await connect()
         for _ in range(2):
@@ -107,7 +107,7 @@ class Unread:
 
 
 @pytest.mark.parametrize("level", ["Metadata", "RequestResponse"])
-async def test_audit_log_does_not_decode_rejected_bodies(call: Hand, tmp_path: Path, level: Any) -> None:
+async def test_audit_log_does_not_decode_rejected_bodies(call: ServerClient, tmp_path: Path, level: Any) -> None:
     file = AuditLog(str(tmp_path / "audit.log"))
     auditor = Auditor(policy({"level": level}), file, call.server.authorize, call.server.verbs.now)
     handler = RequestHandler(call.server, 10, auditor)
@@ -131,7 +131,7 @@ async def test_audit_log_does_not_decode_rejected_bodies(call: Hand, tmp_path: P
     assert ("requestObject" in last) is (level != "Metadata")
 
 
-async def test_accepted_body_is_requested_and_read(call: Hand) -> None:
+async def test_accepted_body_is_requested_and_read(call: ServerClient) -> None:
     body = b"metadata: {name: yaml}"
     data = request("POST", MAPS, body, Content_Type="application/yaml", Expect="100-continue")
     async with http_server(RequestHandler(call.server, 10)) as connect:
@@ -147,7 +147,7 @@ async def test_accepted_body_is_requested_and_read(call: Hand) -> None:
 # -- inflight limits
 
 
-async def test_only_watches_and_followed_logs_are_long_running(call: Hand) -> None:
+async def test_only_watches_and_followed_logs_are_long_running(call: ServerClient) -> None:
     handler = RequestHandler(call.server, 10)
     root = User("root", ("system:masters",))
 
@@ -203,7 +203,7 @@ async def test_one_user_gets_half_of_the_slots() -> None:
         await handler.wait_for(3)
 
 
-async def test_slow_anonymous_uploads_do_not_block_others(call: Hand) -> None:
+async def test_slow_anonymous_uploads_do_not_block_others(call: ServerClient) -> None:
     async with http_server(
         RequestHandler(call.server, 10), inflight_limiter=InflightLimiter({READ_ONLY: 4, MUTATING: 4})
     ) as connect:
@@ -219,7 +219,7 @@ async def test_slow_anonymous_uploads_do_not_block_others(call: Hand) -> None:
 # -- upload budget
 
 
-async def test_upload_budget_is_per_user(call: Hand) -> None:
+async def test_upload_budget_is_per_user(call: ServerClient) -> None:
     budget = UploadBudget(max_bytes=1 << 20, max_bytes_per_user=1 << 18)
     head = request("POST", REVIEWS, b"{}", user="eve").replace(b"h: 2", b"h: 200000")[:-2]
     async with http_server(RequestHandler(call.server, 10), upload_budget=budget) as connect:
@@ -255,7 +255,7 @@ def test_upload_budget_limits_total_and_user() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow: "])
-async def test_idle_connections_are_closed_for_newer_ones(call: Hand, data: bytes) -> None:
+async def test_idle_connections_are_closed_for_newer_ones(call: ServerClient, data: bytes) -> None:
     limiter = ConnectionLimiter(max_unauthenticated=50)
     async with http_server(RequestHandler(call.server, 10), connection_limiter=limiter) as connect:
         known = await connect()
@@ -357,7 +357,7 @@ def run(factory: Any, scenario: Coroutine[Any, Any, None]) -> None:
         running.run(scenario)
 
 
-async def test_connections_and_watches_per_user_are_limited(call: Hand) -> None:
+async def test_connections_and_watches_per_user_are_limited(call: ServerClient) -> None:
     reader = {"verbs": ["watch"], "apiGroups": [""], "resources": ["configmaps"]}
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     await call.made(f"{rbac}/clusterroles", {"metadata": {"name": "w"}, "rules": [reader]})
@@ -387,7 +387,7 @@ async def test_connections_and_watches_per_user_are_limited(call: Hand) -> None:
         assert (await get("root"))[1] == 200  # masters are exempt
 
 
-async def test_connection_belongs_to_its_last_user(call: Hand) -> None:
+async def test_connection_belongs_to_its_last_user(call: ServerClient) -> None:
     limiter = ConnectionLimiter()
     async with http_server(RequestHandler(call.server, 10), connection_limiter=limiter) as connect:
         client = await connect()
@@ -434,7 +434,7 @@ def test_network_with_most_connections_loses_one() -> None:
     assert limiter.unauthenticated == 5
 
 
-async def test_watch_client_that_does_not_read_is_aborted(call: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_client_that_does_not_read_is_aborted(call: ServerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "WRITE_STALL_SECONDS", 0.1)
     for number in range(40):
         await call.made(MAPS, {"metadata": {"name": f"m{number}"}, "data": {"k": "x" * 500_000}})
@@ -471,7 +471,7 @@ async def test_watch_client_that_does_not_read_is_aborted(call: Hand, monkeypatc
     ],
 )
 async def test_localhost_requests_via_proxy_or_page_are_rejected(
-    call: Hand, extra: dict[str, str], status: int
+    call: ServerClient, extra: dict[str, str], status: int
 ) -> None:
     data = anonymous(request("GET", MAPS, **extra))
     if "Host" in extra:

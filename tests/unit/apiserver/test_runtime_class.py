@@ -4,7 +4,7 @@ from typing import Any
 
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 PODS = "/api/v1/namespaces/default/pods"
 RUNTIMES = "/apis/node.k8s.io/v1/runtimeclasses"
@@ -14,14 +14,14 @@ def pod_body(**spec: Any) -> Object:
     return {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}], **spec}}
 
 
-async def forbidden_message(call: Hand, body: Object) -> str:
+async def forbidden_message(call: ServerClient, body: Object) -> str:
     status, response = await call("POST", PODS, body)
     assert status == 403, response
     message: str = response["message"]
     return message
 
 
-async def test_runtime_class_sets_overhead_and_scheduling(call: Hand) -> None:
+async def test_runtime_class_sets_overhead_and_scheduling(call: ServerClient) -> None:
     runtime = {
         "metadata": {"name": "kata"},
         "handler": "kata",
@@ -44,7 +44,7 @@ async def test_runtime_class_sets_overhead_and_scheduling(call: Hand) -> None:
     )
 
 
-async def test_pod_with_unknown_runtime_class_is_forbidden(call: Hand) -> None:
+async def test_pod_with_unknown_runtime_class_is_forbidden(call: ServerClient) -> None:
     assert await forbidden_message(call, pod_body(runtimeClassName="kata")) == (
         'pods "p" is forbidden: pod rejected: RuntimeClass "kata" not found'
     )

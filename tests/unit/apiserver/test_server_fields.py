@@ -2,12 +2,12 @@
 
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 CORE = "/api/v1/namespaces/default"
 
 
-async def test_secret_string_data_is_encoded(call: Hand) -> None:
+async def test_secret_string_data_is_encoded(call: ServerClient) -> None:
     path = f"{CORE}/secrets"
     secret = await call.made(path, {"metadata": {"name": "s"}, "stringData": {"k": "v"}})
     assert secret["data"] == {"k": "dg=="}
@@ -15,7 +15,7 @@ async def test_secret_string_data_is_encoded(call: Hand) -> None:
     assert "stringData" not in secret
 
 
-async def test_job_selects_pods_by_its_uid(call: Hand) -> None:
+async def test_job_selects_pods_by_its_uid(call: ServerClient) -> None:
     template = {"spec": {"containers": [{"name": "c", "image": "i"}], "restartPolicy": "Never"}}
     body = {"metadata": {"name": "j"}, "spec": {"template": template}}
     job = await call.made("/apis/batch/v1/namespaces/default/jobs", body)
@@ -26,7 +26,7 @@ async def test_job_selects_pods_by_its_uid(call: Hand) -> None:
     assert job["metadata"]["labels"] == labels
 
 
-async def test_daemon_set_counts_changes_of_its_template(call: Hand) -> None:
+async def test_daemon_set_counts_changes_of_its_template(call: ServerClient) -> None:
     path, labels = "/apis/apps/v1/namespaces/default/daemonsets", {"app": "x"}
 
     def body(image: str) -> Object:
@@ -38,7 +38,7 @@ async def test_daemon_set_counts_changes_of_its_template(call: Hand) -> None:
     assert counts == ["1", "1", "2", "2"]
 
 
-async def test_pod_with_gates_waits_for_scheduling(call: Hand) -> None:
+async def test_pod_with_gates_waits_for_scheduling(call: ServerClient) -> None:
     spec = {"containers": [{"name": "c", "image": "i"}], "schedulingGates": [{"name": "g"}]}
     pod = await call.made(f"{CORE}/pods", {"metadata": {"name": "p"}, "spec": spec})
     [condition] = pod["status"]["conditions"]

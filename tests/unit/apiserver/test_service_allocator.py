@@ -16,27 +16,27 @@ from tapestry.apiserver.service_allocator import (
 )
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 SERVICES = "/api/v1/namespaces/default/services"
 MERGE = "application/merge-patch+json"
 RANGE = ipaddress.ip_network("10.0.0.0/24")
 
 
-def a_service(name: str = "s", **spec: Any) -> Object:
+def new_service(name: str = "s", **spec: Any) -> Object:
     return {"metadata": {"name": name}, "spec": {"ports": [{"port": 80}], **spec}}
 
 
-async def test_service_gets_address_from_range(call: Hand) -> None:
-    spec = (await call.made(SERVICES, a_service()))["spec"]
+async def test_service_gets_address_from_range(call: ServerClient) -> None:
+    spec = (await call.made(SERVICES, new_service()))["spec"]
     assert ipaddress.ip_address(spec["clusterIP"]) in RANGE
     assert (spec["clusterIPs"], spec["ipFamilies"]) == ([spec["clusterIP"]], ["IPv4"])
     assert spec["ipFamilyPolicy"] == "SingleStack"
 
 
-async def test_concurrent_services_get_distinct_addresses(call: Hand) -> None:
+async def test_concurrent_services_get_distinct_addresses(call: ServerClient) -> None:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(call.made(SERVICES, a_service(f"s{number}"))) for number in range(100)]
+        tasks = [group.create_task(call.made(SERVICES, new_service(f"s{number}"))) for number in range(100)]
     assert len({task.result()["spec"]["clusterIP"] for task in tasks}) == 100
 
 
@@ -51,83 +51,83 @@ async def test_concurrent_services_get_distinct_addresses(call: Hand) -> None:
         ),
     ],
 )
-async def test_one_of_concurrent_requests_gets_the_value(call: Hand, spec: Object, words: str) -> None:
+async def test_one_of_concurrent_requests_gets_the_value(call: ServerClient, spec: Object, words: str) -> None:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(call("POST", SERVICES, a_service(f"s{number}", **spec))) for number in range(10)]
+        tasks = [group.create_task(call("POST", SERVICES, new_service(f"s{number}", **spec))) for number in range(10)]
     result = [task.result() for task in tasks]
     assert sorted(status for status, _ in result) == [201] + [422] * 9
     assert all(words in response["message"] for status, response in result if status == 422)
 
 
-async def test_rejected_request_does_not_keep_its_address(call: Hand) -> None:
-    invalid = a_service("a", clusterIP="10.0.0.7", sessionAffinity="Sometimes")
+async def test_rejected_request_does_not_keep_its_address(call: ServerClient) -> None:
+    invalid = new_service("a", clusterIP="10.0.0.7", sessionAffinity="Sometimes")
     assert (await call("POST", SERVICES, invalid))[0] == 422
-    await call.made(SERVICES, a_service("b", clusterIP="10.0.0.7"))
+    await call.made(SERVICES, new_service("b", clusterIP="10.0.0.7"))
 
 
-async def test_headless_service_has_no_address(call: Hand) -> None:
-    spec = (await call.made(SERVICES, a_service(clusterIP="None", selector={"a": "b"})))["spec"]
+async def test_headless_service_has_no_address(call: ServerClient) -> None:
+    spec = (await call.made(SERVICES, new_service(clusterIP="None", selector={"a": "b"})))["spec"]
     assert (spec["clusterIP"], spec["clusterIPs"]) == ("None", ["None"])
 
 
-async def test_taken_or_outside_address_is_rejected(call: Hand) -> None:
-    await call.made(SERVICES, a_service(clusterIP="10.0.0.7"))
-    status, result = await call("POST", SERVICES, a_service("t", clusterIP="10.0.0.7"))
+async def test_taken_or_outside_address_is_rejected(call: ServerClient) -> None:
+    await call.made(SERVICES, new_service(clusterIP="10.0.0.7"))
+    status, result = await call("POST", SERVICES, new_service("t", clusterIP="10.0.0.7"))
     assert (status, result["message"].endswith("provided IP is already allocated")) == (422, True)
-    status, result = await call("POST", SERVICES, a_service("t", clusterIP="10.9.0.7"))
+    status, result = await call("POST", SERVICES, new_service("t", clusterIP="10.9.0.7"))
     assert (status, result["message"].endswith("The range of valid IPs is 10.0.0.0/24")) == (422, True)
 
 
-async def test_address_is_free_after_deletion(call: Hand) -> None:
-    await call.made(SERVICES, a_service(clusterIP="10.0.0.7"))
+async def test_address_is_free_after_deletion(call: ServerClient) -> None:
+    await call.made(SERVICES, new_service(clusterIP="10.0.0.7"))
     await call("DELETE", f"{SERVICES}/s")
-    assert (await call("POST", SERVICES, a_service("t", clusterIP="10.0.0.7")))[0] == 201
+    assert (await call("POST", SERVICES, new_service("t", clusterIP="10.0.0.7")))[0] == 201
 
 
-async def test_update_without_address_keeps_it(call: Hand) -> None:
-    before = (await call.made(SERVICES, a_service()))["spec"]["clusterIP"]
-    status, result = await call("PUT", f"{SERVICES}/s", a_service(ports=[{"port": 81}]))
+async def test_update_without_address_keeps_it(call: ServerClient) -> None:
+    before = (await call.made(SERVICES, new_service()))["spec"]["clusterIP"]
+    status, result = await call("PUT", f"{SERVICES}/s", new_service(ports=[{"port": 81}]))
     assert (status, result["spec"]["clusterIP"]) == (200, before)
 
 
-async def test_address_is_immutable(call: Hand) -> None:
-    await call.made(SERVICES, a_service())
+async def test_address_is_immutable(call: ServerClient) -> None:
+    await call.made(SERVICES, new_service())
     status, result = await call("PATCH", f"{SERVICES}/s", {"spec": {"clusterIP": "10.0.0.9"}}, kind=MERGE)
     assert (status, "may not change once set" in result["message"]) == (422, True)
 
 
-async def test_node_port_follows_the_service_type(call: Hand) -> None:
-    created = await call.made(SERVICES, a_service(type="NodePort"))
+async def test_node_port_follows_the_service_type(call: ServerClient) -> None:
+    created = await call.made(SERVICES, new_service(type="NodePort"))
     assert 30000 <= created["spec"]["ports"][0]["nodePort"] <= 32767
     _, result = await call("PATCH", f"{SERVICES}/s", {"spec": {"type": "ClusterIP"}}, kind=MERGE)
     assert "nodePort" not in result["spec"]["ports"][0]
     assert "externalTrafficPolicy" not in result["spec"]
 
 
-async def test_external_name_has_no_address_or_port(call: Hand) -> None:
-    await call.made(SERVICES, a_service())
+async def test_external_name_has_no_address_or_port(call: ServerClient) -> None:
+    await call.made(SERVICES, new_service())
     patch = {"spec": {"type": "ExternalName", "externalName": "example.com"}}
     _, result = await call("PATCH", f"{SERVICES}/s", patch, kind=MERGE)
     assert not list(allocated_values(result))
 
 
-async def test_dry_run_allocates_nothing(call: Hand) -> None:
+async def test_dry_run_allocates_nothing(call: ServerClient) -> None:
     for _ in range(600):
-        status, result = await call("POST", SERVICES, a_service(type="NodePort"), dryRun="All")
+        status, result = await call("POST", SERVICES, new_service(type="NodePort"), dryRun="All")
         assert status == 201, result
 
 
-async def test_allocations_are_loaded_after_restart(call: Hand) -> None:
-    created = await call.made(SERVICES, a_service(type="NodePort"))
+async def test_allocations_are_loaded_after_restart(call: ServerClient) -> None:
+    created = await call.made(SERVICES, new_service(type="NodePort"))
     again = ServiceAllocator(call.server.verbs.store, RANGE, random.Random(1))
     again.load()
     assert not any(again.is_free(value) for value in allocated_values(created))
 
 
-async def test_full_range_is_reported(call: Hand) -> None:
+async def test_full_range_is_reported(call: ServerClient) -> None:
     for number in range(2, 255):
-        await call.made(SERVICES, a_service(f"s{number}", clusterIP=f"10.0.0.{number}"))
-    status, result = await call("POST", SERVICES, a_service())
+        await call.made(SERVICES, new_service(f"s{number}", clusterIP=f"10.0.0.{number}"))
+    status, result = await call("POST", SERVICES, new_service())
     assert (status, "range is full" in result["message"]) == (500, True)
 
 
@@ -138,7 +138,7 @@ def test_reordered_ports_keep_their_node_ports() -> None:
     assert [each.get("nodePort") for each in result["ports"]] == [30002, None, 30001]
 
 
-async def test_server_publishes_its_own_service(call: Hand) -> None:
+async def test_server_publishes_its_own_service(call: ServerClient) -> None:
     await kubernetes_service.publish_service(call.server, RANGE, "10.1.2.3", 6443)
     await kubernetes_service.publish_service(call.server, RANGE, "10.1.2.4", 7443)  # restarted at another address
     _, service = await call("GET", f"{SERVICES}/kubernetes")

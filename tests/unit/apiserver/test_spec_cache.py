@@ -21,7 +21,7 @@ from tapestry.apiserver.core.spec_cache import (
 )
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 PODS = "/api/v1/namespaces/default/pods"
 
@@ -157,7 +157,7 @@ def test_text_of_variant_is_its_own(interned: Interner, text: bytes) -> None:
         assert variant_text(value, msgspec.json.encode) == msgspec.json.encode(dict(value))
 
 
-def a_pod(name: str, **spec: Any) -> Object:
+def new_pod(name: str, **spec: Any) -> Object:
     container = {"name": "c", "image": "nginx", "env": [{"name": "A", "value": "b"}], "ports": [{"containerPort": 80}]}
     return {
         "apiVersion": "v1",
@@ -187,8 +187,8 @@ def comparable(pod: Object) -> Object:
         {"automountServiceAccountToken": False, "volumes": [{"name": "v"}, {"name": "c", "configMap": {"name": "m"}}]},
     ],
 )
-async def test_second_equal_pod_is_like_the_first(call: Hand, spec: Object) -> None:
-    first, second = [await call.made(PODS, a_pod(name, **spec)) for name in ("one", "two")]
+async def test_second_equal_pod_is_like_the_first(call: ServerClient, spec: Object) -> None:
+    first, second = [await call.made(PODS, new_pod(name, **spec)) for name in ("one", "two")]
     assert comparable(second) == comparable(first)
     assert [pod["metadata"]["labels"]["app"] for pod in (first, second)] == ["one", "two"]
 
@@ -201,16 +201,16 @@ async def test_second_equal_pod_is_like_the_first(call: Hand, spec: Object) -> N
         ({"priority": 5}, 403, "must not be provided in pod spec"),
     ],
 )
-async def test_errors_are_repeated_for_equal_specs(call: Hand, spec: Object, code: int, words: str) -> None:
+async def test_errors_are_repeated_for_equal_specs(call: ServerClient, spec: Object, code: int, words: str) -> None:
     for name in ("one", "two", "two"):
-        status, response = await call("POST", PODS, a_pod(name, **spec))
+        status, response = await call("POST", PODS, new_pod(name, **spec))
         assert (status, words in response["message"]) == (code, True)
         assert name in response["message"] or code == 400
 
 
-async def test_warnings_are_repeated_for_equal_specs(call: Hand) -> None:
+async def test_warnings_are_repeated_for_equal_specs(call: ServerClient) -> None:
     for name in ("one", "two"):
-        response = await call.answer("POST", PODS, a_pod(name, sppec=1, imagePullSecrets=[{"name": "s"}] * 2))
+        response = await call.answer("POST", PODS, new_pod(name, sppec=1, imagePullSecrets=[{"name": "s"}] * 2))
         assert isinstance(response, ApiResponse)
         assert 'unknown field \\"spec.sppec\\"' in response.headers["Warning"]
         assert "spec.imagePullSecrets[1].name" in response.headers["Warning"]
@@ -228,9 +228,9 @@ def test_bounded_cache_skips_long_texts() -> None:
     assert seen == [1, 300, 300]
 
 
-async def test_repeated_specs_with_duplicate_fields_are_reported_each_time(call: Hand) -> None:
+async def test_repeated_specs_with_duplicate_fields_are_reported_each_time(call: ServerClient) -> None:
     for number, field in enumerate(("image", "image", "labels", "none")):
-        text = msgspec.json.encode(a_pod(f"p{number}")).decode()
+        text = msgspec.json.encode(new_pod(f"p{number}")).decode()
         if field == "image":
             text = text.replace('"image":', '"image":"first","image":')
         elif field == "labels":
@@ -241,7 +241,7 @@ async def test_repeated_specs_with_duplicate_fields_are_reported_each_time(call:
         assert ("duplicate field" in response.headers.get("Warning", "")) == (field != "none")
 
 
-async def test_collection_is_served_while_it_is_registered(call: Hand) -> None:
+async def test_collection_is_served_while_it_is_registered(call: ServerClient) -> None:
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
     names = {"plural": "widgets", "kind": "Widget"}
     spec = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": [version]}

@@ -83,17 +83,17 @@ NAMES = st.sampled_from("abc")
 DRY = st.sampled_from(((), (("dryRun", "All"),)))
 
 
-def a_pod(name: str, metadata: Object, spec: Object) -> Object:
+def new_pod(name: str, metadata: Object, spec: Object) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
 
 
 def creation(metadata: Object, spec: Object, query: tuple[tuple[str, str], ...]) -> RequestCase:
     """Return a request to create a pod, which is named after the number of earlier requests."""
-    return RequestCase("POST", PODS, a_pod("", metadata, spec), query=query)
+    return RequestCase("POST", PODS, new_pod("", metadata, spec), query=query)
 
 
 def replacement(name: str, metadata: Object, spec: Object) -> RequestCase:
-    return RequestCase("PUT", f"{PODS}/{name}", a_pod(name, metadata, spec))
+    return RequestCase("PUT", f"{PODS}/{name}", new_pod(name, metadata, spec))
 
 
 def patch(name: str, patch: tuple[str, Any], part: str, query: tuple[tuple[str, str], ...]) -> RequestCase:
@@ -102,7 +102,7 @@ def patch(name: str, patch: tuple[str, Any], part: str, query: tuple[tuple[str, 
 
 def application(name: str, metadata: Object, spec: Object, manager: str) -> RequestCase:
     query = ("fieldManager", manager), ("force", "true")
-    return RequestCase("PATCH", f"{PODS}/{name}", a_pod(name, metadata, spec), APPLY, query)
+    return RequestCase("PATCH", f"{PODS}/{name}", new_pod(name, metadata, spec), APPLY, query)
 
 
 def deployment(name: str, spec: Object) -> RequestCase:
@@ -172,7 +172,7 @@ def flat(requests: list[RequestCase | list[RequestCase]]) -> list[RequestCase]:
 SETUP = [
     *(RequestCase("POST", f"{CORE}/serviceaccounts", {"metadata": {"name": name}}) for name in ("default", "robot")),
     *priority(5),
-    *(RequestCase("POST", PODS, a_pod(name, {}, SPECS[5])) for name in "ab"),
+    *(RequestCase("POST", PODS, new_pod(name, {}, SPECS[5])) for name in "ab"),
 ]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 CLAIM: Object = {
@@ -31,7 +31,9 @@ CLAIM: Object = {
         ),
     ],
 )
-async def test_new_storage_has_protection_finalizer(call: Hand, path: str, body: Object, finalizer: str) -> None:
+async def test_new_storage_has_protection_finalizer(
+    call: ServerClient, path: str, body: Object, finalizer: str
+) -> None:
     assert (await call.made(path, body))["metadata"]["finalizers"] == [finalizer]
     await call("DELETE", f"{path}/v")
     assert "deletionTimestamp" in (await call("GET", f"{path}/v"))[1]["metadata"]

@@ -11,7 +11,7 @@ from tapestry.apiserver.core.storage_versions import STORAGE_VERSIONS
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 from .test_documents import DEFINITIONS, definition_body
 
 OLD, NEW = "/api/v1/namespaces/default/events", "/apis/events.k8s.io/v1/namespaces/default/events"
@@ -20,7 +20,7 @@ WIDGETS = "/apis/example.com/v1/namespaces/default/widgets"
 TARGET = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
 
 
-def an_event(name: str = "e") -> Object:
+def new_event(name: str = "e") -> Object:
     return {
         "metadata": {"name": name},
         "regarding": {"kind": "Pod", "name": "web", "namespace": "default"},
@@ -34,8 +34,8 @@ def an_event(name: str = "e") -> Object:
     }
 
 
-async def test_event_is_one_object_in_both_groups(call: Hand) -> None:
-    created = await call.made(NEW, an_event())
+async def test_event_is_one_object_in_both_groups(call: ServerClient) -> None:
+    created = await call.made(NEW, new_event())
     assert (created["apiVersion"], created["note"]) == ("events.k8s.io/v1", "It was tried.")
     _, old = await call("GET", f"{OLD}/e")
     assert (old["apiVersion"], old["message"], old["involvedObject"]["name"]) == ("v1", "It was tried.", "web")
@@ -57,13 +57,15 @@ async def test_event_is_one_object_in_both_groups(call: Hand) -> None:
         (NEW, "regarding.name=db", 0),
     ],
 )
-async def test_events_are_selected_by_fields_of_their_group(call: Hand, path: str, selector: str, found: int) -> None:
-    await call.made(NEW, an_event())
+async def test_events_are_selected_by_fields_of_their_group(
+    call: ServerClient, path: str, selector: str, found: int
+) -> None:
+    await call.made(NEW, new_event())
     status, listed = await call("GET", path, fieldSelector=selector)
     assert (status, len(listed["items"])) == (200, found)
 
 
-async def test_watch_shows_events_of_requested_group(call: Hand) -> None:
+async def test_watch_shows_events_of_requested_group(call: ServerClient) -> None:
     watching = await call.answer("GET", NEW, watch="true", resourceVersion="0", timeoutSeconds="1")
     assert isinstance(watching, WatchResponse)
     await call.made(OLD, {"metadata": {"name": "old"}, "involvedObject": {"namespace": "default"}, "message": "So."})
@@ -76,7 +78,7 @@ async def test_watch_shows_events_of_requested_group(call: Hand) -> None:
         pytest.fail("the event was not seen")
 
 
-async def test_autoscaler_is_one_object_in_both_versions(call: Hand) -> None:
+async def test_autoscaler_is_one_object_in_both_versions(call: ServerClient) -> None:
     spec = {"scaleTargetRef": TARGET, "maxReplicas": 5, "targetCPUUtilizationPercentage": 70}
     await call.made(SCALERS.format("v1"), {"metadata": {"name": "web"}, "spec": spec})
     _, second = await call("GET", SCALERS.format("v2") + "/web")
@@ -93,7 +95,7 @@ async def test_autoscaler_is_one_object_in_both_versions(call: Hand) -> None:
     assert (third["spec"]["maxReplicas"], third["spec"]["metrics"]) == (9, changed["spec"]["metrics"])
 
 
-async def test_autoscaler_without_target_uses_default(call: Hand) -> None:
+async def test_autoscaler_without_target_uses_default(call: ServerClient) -> None:
     spec = {"scaleTargetRef": TARGET, "maxReplicas": 5}
     await call.made(SCALERS.format("v1"), {"metadata": {"name": "web"}, "spec": spec})
     _, first = await call("GET", SCALERS.format("v1") + "/web")
@@ -110,7 +112,7 @@ def test_event_conversion_is_lossless(event: dict[str, Any]) -> None:
     assert conversion.from_storage(conversion.to_storage(event)) == event
 
 
-async def test_new_default_applies_to_stored_objects(call: Hand) -> None:
+async def test_new_default_applies_to_stored_objects(call: ServerClient) -> None:
     schema = {"type": "object", "properties": {"size": {"type": "integer"}}}
     definition = await call.made(DEFINITIONS, definition_body(schema))
     await call.made(WIDGETS, {"metadata": {"name": "w"}})
@@ -121,7 +123,7 @@ async def test_new_default_applies_to_stored_objects(call: Hand) -> None:
     assert [each["size"] for each in (await call("GET", WIDGETS))[1]["items"]] == [3]
 
 
-async def test_list_kind_comes_from_definition(call: Hand) -> None:
+async def test_list_kind_comes_from_definition(call: ServerClient) -> None:
     definition = definition_body()
     definition["spec"]["names"]["listKind"] = "Assortment"
     await call.made(DEFINITIONS, definition)

@@ -25,7 +25,7 @@ from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.subresources.kubelet_client import KubeletClient
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 PODS = "/api/v1/namespaces/default/pods"
 CSRS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
@@ -44,7 +44,7 @@ def pod_body(name: str = "web", **spec: Any) -> Object:
 # -- pods
 
 
-async def test_ephemeral_containers_can_only_be_added(call: Hand) -> None:
+async def test_ephemeral_containers_can_only_be_added(call: ServerClient) -> None:
     await call.made(PODS, pod_body())
     added = {"ephemeralContainers": [{"name": "debug", "image": "busybox"}], "nodeName": "elsewhere"}
     status, pod = await call("PATCH", f"{PODS}/web/ephemeralcontainers", {"spec": added}, kind=STRATEGIC)
@@ -61,7 +61,7 @@ async def test_ephemeral_containers_can_only_be_added(call: Hand) -> None:
     assert 'existing ephemeral containers "debug" may not be changed' in response["message"]
 
 
-async def test_resize_changes_only_resources(call: Hand) -> None:
+async def test_resize_changes_only_resources(call: ServerClient) -> None:
     await call.made(PODS, pod_body())
     bigger = {"name": "c", "image": "ignored", "resources": {"requests": {"cpu": "2"}}}
     patch = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [bigger]}}
@@ -92,7 +92,7 @@ async def test_resize_changes_only_resources(call: Hand) -> None:
         ),
     ],
 )
-async def test_invalid_resize_is_rejected(call: Hand, resources: Object, message: str) -> None:
+async def test_invalid_resize_is_rejected(call: ServerClient, resources: Object, message: str) -> None:
     pod = await call.made(PODS, pod_body())
     [container] = pod["spec"]["containers"]
     changed = {**pod, "spec": {**pod["spec"], "containers": [{**container, "resources": resources}]}}
@@ -101,7 +101,7 @@ async def test_invalid_resize_is_rejected(call: Hand, resources: Object, message
     assert message in response["message"]
 
 
-async def test_resize_cannot_add_containers(call: Hand) -> None:
+async def test_resize_cannot_add_containers(call: ServerClient) -> None:
     pod = await call.made(PODS, pod_body())
     containers = [*pod["spec"]["containers"], {"name": "more", "image": "i"}]
     changed = {**pod, "spec": {**pod["spec"], "containers": containers}}
@@ -123,7 +123,7 @@ def request_body(signer: str = "example.com/signer", organizations: tuple[str, .
     return {"metadata": {"name": "r"}, "spec": spec}
 
 
-async def test_signing_request_records_its_user(call: Hand) -> None:
+async def test_signing_request_records_its_user(call: ServerClient) -> None:
     created = await call.made(CSRS, request_body(username="root", groups=["system:masters"]))
     assert created["spec"]["username"] == "admin"
     assert created["spec"]["groups"] == ["system:masters"]
@@ -131,7 +131,7 @@ async def test_signing_request_records_its_user(call: Hand) -> None:
     assert (await call("PUT", f"{CSRS}/r", changed))[1]["spec"] == created["spec"]
 
 
-async def test_client_certificate_for_masters_is_forbidden(call: Hand) -> None:
+async def test_client_certificate_for_masters_is_forbidden(call: ServerClient) -> None:
     client = "kubernetes.io/kube-apiserver-client"
     status, response = await call("POST", CSRS, request_body(client, ("devs", "system:masters")))
     assert status == 403
@@ -139,7 +139,7 @@ async def test_client_certificate_for_masters_is_forbidden(call: Hand) -> None:
     assert (await call("POST", CSRS, request_body(client, ("devs",))))[0] == 201
 
 
-async def test_signing_request_is_approved_once_by_approval_path(call: Hand) -> None:
+async def test_signing_request_is_approved_once_by_approval_path(call: ServerClient) -> None:
     created = await call.made(CSRS, request_body())
     approved = {"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "Mine"}]}}
     _, unchanged = await call("PATCH", f"{CSRS}/r", approved, kind=MERGE)
@@ -159,7 +159,7 @@ async def test_signing_request_is_approved_once_by_approval_path(call: Hand) -> 
     assert (status, "Approved and Denied conditions are mutually exclusive" in response["message"]) == (422, True)
 
 
-async def test_issued_certificate_cannot_be_changed(call: Hand, tmp_path: Path) -> None:
+async def test_issued_certificate_cannot_be_changed(call: ServerClient, tmp_path: Path) -> None:
     await call.made(CSRS, request_body())
     certificate = base64.b64encode(CertificateAuthority(tmp_path).certificate_pem().encode()).decode()
     status, response = await call("PATCH", f"{CSRS}/r/status", {"status": {"certificate": certificate}}, kind=MERGE)
@@ -169,7 +169,7 @@ async def test_issued_certificate_cannot_be_changed(call: Hand, tmp_path: Path) 
     assert (status, "updates may not modify existing certificate content" in response["message"]) == (422, True)
 
 
-async def test_approval_needs_permission_for_signer(call: Hand) -> None:
+async def test_approval_needs_permission_for_signer(call: ServerClient) -> None:
     await call.made(CSRS, request_body())
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     rules = [
@@ -211,7 +211,7 @@ async def test_approval_needs_permission_for_signer(call: Hand) -> None:
         ({"expirationSeconds": 60}, "may not specify a duration less than 600 seconds (10 minutes)"),
     ],
 )
-async def test_invalid_signing_request_is_rejected(call: Hand, change: Object, message: str) -> None:
+async def test_invalid_signing_request_is_rejected(call: ServerClient, change: Object, message: str) -> None:
     request = request_body()
     status, response = await call("POST", CSRS, {**request, "spec": {**request["spec"], **change}})
     assert status == 422
@@ -222,7 +222,7 @@ async def test_invalid_signing_request_is_rejected(call: Hand, change: Object, m
 
 
 @pytest.fixture
-async def teams(call: Hand) -> None:
+async def teams(call: ServerClient) -> None:
     """A custom resource that can be scaled."""
     properties = {
         "spec": {"type": "object", "properties": {"size": {"type": "integer"}, "name": {"type": "string"}}},
@@ -249,7 +249,7 @@ async def teams(call: Hand) -> None:
 
 
 @pytest.mark.usefixtures("teams")
-async def test_scale_uses_paths_of_definition(call: Hand) -> None:
+async def test_scale_uses_paths_of_definition(call: ServerClient) -> None:
     created = await call.made(TEAMS, {"metadata": {"name": "t"}, "spec": {"size": 2, "name": "us"}})
     await call("PATCH", f"{TEAMS}/t/status", {"status": {"present": 1, "selector": "team=t"}}, kind=MERGE)
     _, scale = await call("GET", f"{TEAMS}/t/scale")
@@ -269,7 +269,7 @@ async def test_scale_uses_paths_of_definition(call: Hand) -> None:
 
 
 @pytest.mark.usefixtures("teams")
-async def test_scale_patch_succeeds_with_concurrent_write(call: Hand) -> None:
+async def test_scale_patch_succeeds_with_concurrent_write(call: ServerClient) -> None:
     await call.made(TEAMS, {"metadata": {"name": "t"}, "spec": {"size": 2}})
     async with asyncio.TaskGroup() as group:
         first = group.create_task(call("PATCH", f"{TEAMS}/t", {"metadata": {"labels": {"a": "b"}}}, kind=MERGE))
@@ -280,7 +280,7 @@ async def test_scale_patch_succeeds_with_concurrent_write(call: Hand) -> None:
 
 
 @pytest.mark.usefixtures("teams")
-async def test_invalid_scale_is_rejected(call: Hand) -> None:
+async def test_invalid_scale_is_rejected(call: ServerClient) -> None:
     await call.made(TEAMS, {"metadata": {"name": "t"}, "spec": {}})
     status, response = await call("PATCH", f"{TEAMS}/t/scale", {"spec": {"replicas": -1}}, kind=MERGE)
     assert status == 422
@@ -295,7 +295,7 @@ async def test_invalid_scale_is_rejected(call: Hand) -> None:
 
 
 @pytest.fixture
-async def kubelet(call: Hand, tmp_path: Path) -> AsyncIterator[tuple[KubeletClient, list[str]]]:
+async def kubelet(call: ServerClient, tmp_path: Path) -> AsyncIterator[tuple[KubeletClient, list[str]]]:
     """A kubelet client with a kubelet that requires client certificates, and the paths that it received."""
     authority = CertificateAuthority(tmp_path / "pki")
     certificate, key = authority.server_certificate(["127.0.0.1"])
@@ -334,7 +334,7 @@ async def kubelet(call: Hand, tmp_path: Path) -> AsyncIterator[tuple[KubeletClie
     await runner.cleanup()
 
 
-async def test_log_is_streamed_from_kubelet(call: Hand, kubelet: tuple[KubeletClient, list[str]]) -> None:
+async def test_log_is_streamed_from_kubelet(call: ServerClient, kubelet: tuple[KubeletClient, list[str]]) -> None:
     kubelets, paths = kubelet
     await call.made(PODS, pod_body(nodeName="node"))
     special = {**call.server.special_handlers, ("pods", "log"): kubelets.pod_log}
@@ -355,16 +355,16 @@ async def test_log_is_streamed_from_kubelet(call: Hand, kubelet: tuple[KubeletCl
     assert paths == ["/containerLogs/default/web/c?follow=true&tailLines=3"]
 
 
-async def test_missing_container_log_is_not_found(call: Hand, kubelet: tuple[KubeletClient, list[str]]) -> None:
+async def test_missing_container_log_is_not_found(call: ServerClient, kubelet: tuple[KubeletClient, list[str]]) -> None:
     kubelets, _ = kubelet
     await call.made(PODS, pod_body("missing", nodeName="node"))
     server = replace(call.server, special_handlers={**call.server.special_handlers, ("pods", "log"): kubelets.pod_log})
-    status, response = await Hand(server, call.accounts)("GET", f"{PODS}/missing/log")
+    status, response = await ServerClient(server, call.accounts)("GET", f"{PODS}/missing/log")
     assert (status, response["reason"]) == (404, "NotFound")
     assert response["message"] == "the server could not find the requested resource ( pods/log missing)"
 
 
-async def test_unreachable_kubelet_is_server_error(call: Hand) -> None:
+async def test_unreachable_kubelet_is_server_error(call: ServerClient) -> None:
     status = {
         "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": 1}},
@@ -378,7 +378,7 @@ async def test_unreachable_kubelet_is_server_error(call: Hand) -> None:
     )
 
 
-async def test_log_of_unscheduled_pod_is_empty(call: Hand) -> None:
+async def test_log_of_unscheduled_pod_is_empty(call: ServerClient) -> None:
     await call.made(PODS, pod_body())
     assert await call("GET", f"{PODS}/web/log") == (200, b"")
 
@@ -400,7 +400,9 @@ async def test_log_of_unscheduled_pod_is_empty(call: Hand) -> None:
         ),
     ],
 )
-async def test_invalid_log_options_are_rejected(call: Hand, query: dict[str, str], status: int, message: str) -> None:
+async def test_invalid_log_options_are_rejected(
+    call: ServerClient, query: dict[str, str], status: int, message: str
+) -> None:
     containers = [{"name": name, "image": "i"} for name in ("c", "d")]
     await call.made(PODS, pod_body(containers=containers))
     code, response = await call("GET", f"{PODS}/web/log", **query)

@@ -30,7 +30,7 @@ from tapestry.apiserver.core.requests import User
 from tapestry.cli.token import token as command
 from tapestry.kube.errors import Forbidden, Unauthorized
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -280,7 +280,7 @@ def test_file_without_usable_key_is_rejected(tmp_path: Path, content: bytes | st
 # -- audiences
 
 
-async def test_tokens_are_for_server_audiences_by_default(call: Hand, tmp_path: Path) -> None:
+async def test_tokens_are_for_server_audiences_by_default(call: ServerClient, tmp_path: Path) -> None:
     account = await call.made("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "robot"}})
     store, now = call.server.verbs.store, call.accounts.now
     accounts = ServiceAccountTokens(
@@ -292,7 +292,7 @@ async def test_tokens_are_for_server_audiences_by_default(call: Hand, tmp_path: 
         assert (accounts.user_for_token(token, ["vault"]) is not None) is not is_own
 
 
-async def test_token_review_returns_user_and_audiences(call: Hand) -> None:
+async def test_token_review_returns_user_and_audiences(call: ServerClient) -> None:
     account = await call.made("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "robot"}})
     token = call.accounts.issue_token(account, {}, None)["token"]
     reviews = "/apis/authentication.k8s.io/v1/tokenreviews"

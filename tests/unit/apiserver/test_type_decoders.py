@@ -4,7 +4,7 @@ import pytest
 
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 APPS = "/apis/apps/v1/namespaces/default"
 POD: Object = {"containers": [{"name": "c", "image": "nginx"}]}
@@ -25,12 +25,12 @@ VOLUME = {"source": {"persistentVolumeName": "p"}, "attacher": "a", "nodeName": 
         ("/apis/storage.k8s.io/v1/volumeattachments", VOLUME, {"attached": False}),
     ],
 )
-async def test_new_object_has_initial_status(call: Hand, path: str, spec: Object, status: Object) -> None:
+async def test_new_object_has_initial_status(call: ServerClient, path: str, spec: Object, status: Object) -> None:
     created = await call.made(path, {"metadata": {"name": "x"}, "spec": spec, "status": {"of": "its writer"}})
     assert created["status"] == status
 
 
-async def test_non_pointer_struct_is_always_present(call: Hand) -> None:
+async def test_non_pointer_struct_is_always_present(call: ServerClient) -> None:
     created = await call.made(
         "/api/v1/namespaces/default/podtemplates", {"metadata": {"name": "x"}, "template": {"spec": POD}}
     )
@@ -40,7 +40,7 @@ async def test_non_pointer_struct_is_always_present(call: Hand) -> None:
     assert node["status"]["daemonEndpoints"]["kubeletEndpoint"] == {}
 
 
-async def test_daemonset_annotation_counts_template_changes(call: Hand) -> None:
+async def test_daemonset_annotation_counts_template_changes(call: ServerClient) -> None:
     def count(obj: Object) -> str:
         result: str = obj["metadata"]["annotations"]["deprecated.daemonset.template.generation"]
         return result
@@ -65,13 +65,13 @@ async def test_daemonset_annotation_counts_template_changes(call: Hand) -> None:
         ("yesterday", None),
     ],
 )
-async def test_times_are_stored_in_go_format(call: Hand, sent: str, stored: str | None) -> None:
+async def test_times_are_stored_in_go_format(call: ServerClient, sent: str, stored: str | None) -> None:
     body = {"metadata": {"name": "x"}, "involvedObject": {"namespace": "default"}, "firstTimestamp": sent}
     status, result = await call("POST", "/api/v1/namespaces/default/events", body)
     assert (status, result.get("firstTimestamp")) == (201 if stored else 400, stored)
 
 
-async def test_micro_times_have_microseconds(call: Hand) -> None:
+async def test_micro_times_have_microseconds(call: ServerClient) -> None:
     path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
     created = await call.made(path, {"metadata": {"name": "x"}, "spec": {"renewTime": "2026-01-02T03:04:05.5Z"}})
     assert created["spec"]["renewTime"] == "2026-01-02T03:04:05.500000Z"
@@ -84,7 +84,9 @@ async def test_micro_times_have_microseconds(call: Hand) -> None:
         ("/apis/storage.k8s.io/v1/volumeattachments", VOLUME, False),
     ],
 )
-async def test_metadata_in_status_write_depends_on_kind(call: Hand, path: str, spec: Object, is_accepted: bool) -> None:
+async def test_metadata_in_status_write_depends_on_kind(
+    call: ServerClient, path: str, spec: Object, is_accepted: bool
+) -> None:
     await call.made(path, {"metadata": {"name": "x"}, "spec": spec})
     patch = {"metadata": {"annotations": {"a": "b"}}}
     status, result = await call("PATCH", f"{path}/x/status", patch, kind="application/merge-patch+json")
@@ -94,7 +96,7 @@ async def test_metadata_in_status_write_depends_on_kind(call: Hand, path: str, s
 MAPS, ROLES = "/api/v1/namespaces/default/configmaps", "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles"
 
 
-async def test_empty_lists_and_maps_are_not_stored(call: Hand) -> None:
+async def test_empty_lists_and_maps_are_not_stored(call: ServerClient) -> None:
     metadata = {"name": "x", "labels": {}, "finalizers": []}
     created = await call.made(MAPS, {"metadata": metadata, "data": {}, "binaryData": {"k": "AA=="}})
     assert not {"labels", "finalizers"} & created["metadata"].keys()
@@ -103,13 +105,13 @@ async def test_empty_lists_and_maps_are_not_stored(call: Hand) -> None:
     assert "binaryData" not in emptied
 
 
-async def test_empty_list_instead_of_map_is_rejected(call: Hand) -> None:
+async def test_empty_list_instead_of_map_is_rejected(call: ServerClient) -> None:
     status, result = await call("POST", MAPS, {"metadata": {"name": "x"}, "data": []})
     assert (status, "cannot unmarshal array" in result["message"]) == (400, True)
 
 
 @pytest.mark.parametrize(("replicas", "is_created"), [(2**31 - 1, True), (2.0, True), (2**31, False), (-1e30, False)])
-async def test_integer_must_fit_its_field(call: Hand, replicas: float, is_created: bool) -> None:
+async def test_integer_must_fit_its_field(call: ServerClient, replicas: float, is_created: bool) -> None:
     spec = {**SELECTED, "replicas": replicas}
     status, result = await call("POST", f"{APPS}/deployments", {"metadata": {"name": "x"}, "spec": spec})
     assert (status == 201) == is_created
@@ -121,7 +123,7 @@ async def test_integer_must_fit_its_field(call: Hand, replicas: float, is_create
 
 
 @pytest.mark.parametrize("fields", [{}, {"rules": []}, {"rules": None}])
-async def test_empty_rules_of_a_role_are_null(call: Hand, fields: Object) -> None:
+async def test_empty_rules_of_a_role_are_null(call: ServerClient, fields: Object) -> None:
     created = await call.made(ROLES, {"metadata": {"name": "x"}, **fields})
     assert created["rules"] is None
     rule = {"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}

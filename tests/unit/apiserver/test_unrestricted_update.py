@@ -9,8 +9,8 @@ from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
-from .test_server import DEFINITIONS, MERGE, PODS, WIDGETS, a_definition, a_pod
+from .conftest import ServerClient
+from .test_server import DEFINITIONS, MERGE, PODS, WIDGETS, new_definition, new_pod
 from .test_subresources import CSRS, request_body
 
 APPLY = "application/apply-patch+yaml"
@@ -18,22 +18,22 @@ APPROVED = {"conditions": [{"type": "Approved", "status": "True", "reason": "Min
 
 
 @pytest.fixture
-async def unrestricted(tmp_path: Path) -> AsyncIterator[Hand]:
+async def unrestricted(tmp_path: Path) -> AsyncIterator[ServerClient]:
     config = ApiServerConfig(
         backend="memory", secure_address="", pod_accounts=False, file_rootpath=str(tmp_path), unrestricted_update=True
     )
     async with run_apiserver(config) as running:
-        yield Hand(running.server, running.account_tokens)
+        yield ServerClient(running.server, running.account_tokens)
 
 
-def a_widget(**status: object) -> Object:
+def new_widget(**status: object) -> Object:
     definition = {"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"}}
     return {**definition, "spec": {"color": "red"}, "status": status}
 
 
-def an_open_definition() -> Object:
+def new_open_definition() -> Object:
     """Return a definition whose status keeps any field."""
-    definition = a_definition()
+    definition = new_definition()
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     schema["properties"]["status"] = {
         "type": "object",
@@ -42,34 +42,34 @@ def an_open_definition() -> Object:
     return definition
 
 
-async def test_create_and_update_set_the_status(unrestricted: Hand) -> None:
+async def test_create_and_update_set_the_status(unrestricted: ServerClient) -> None:
     call = unrestricted
-    await call.made(DEFINITIONS, an_open_definition())
-    assert (await call.made(WIDGETS, a_widget(phase="Ready")))["status"] == {"phase": "Ready"}
+    await call.made(DEFINITIONS, new_open_definition())
+    assert (await call.made(WIDGETS, new_widget(phase="Ready")))["status"] == {"phase": "Ready"}
     change = {"spec": {"color": "blue"}, "status": {"size": 2}}
     _, changed = await call("PATCH", f"{WIDGETS}/w", change, kind=MERGE)
     assert (changed["spec"]["color"], changed["status"]) == ("blue", {"phase": "Ready", "size": 2})
 
 
-async def test_apply_that_creates_sets_the_status(unrestricted: Hand) -> None:
-    await unrestricted.made(DEFINITIONS, an_open_definition())
+async def test_apply_that_creates_sets_the_status(unrestricted: ServerClient) -> None:
+    await unrestricted.made(DEFINITIONS, new_open_definition())
     options = {"fieldManager": "test"}
-    status, created = await unrestricted("PATCH", f"{WIDGETS}/w", a_widget(phase="Ready"), kind=APPLY, **options)
+    status, created = await unrestricted("PATCH", f"{WIDGETS}/w", new_widget(phase="Ready"), kind=APPLY, **options)
     assert (status, created["status"]) == (201, {"phase": "Ready"})
 
 
-async def test_status_of_a_new_object_is_validated(unrestricted: Hand) -> None:
-    await unrestricted.made(DEFINITIONS, an_open_definition())
-    status, refused = await unrestricted("POST", WIDGETS, a_widget(size="large"))
+async def test_status_of_a_new_object_is_validated(unrestricted: ServerClient) -> None:
+    await unrestricted.made(DEFINITIONS, new_open_definition())
+    status, refused = await unrestricted("POST", WIDGETS, new_widget(size="large"))
     assert (status, "status.size: Invalid value" in refused["message"]) == (422, True)
 
 
-async def test_given_status_is_merged_into_the_initial_one(unrestricted: Hand) -> None:
-    pod = await unrestricted.made(PODS, {**a_pod(), "status": {"phase": "Running", "podIP": "10.0.0.9"}})
+async def test_given_status_is_merged_into_the_initial_one(unrestricted: ServerClient) -> None:
+    pod = await unrestricted.made(PODS, {**new_pod(), "status": {"phase": "Running", "podIP": "10.0.0.9"}})
     assert (pod["status"]["phase"], pod["status"]["podIP"]) == ("Running", "10.0.0.9")
 
 
-async def test_certificate_is_approved_only_by_approval_path(unrestricted: Hand) -> None:
+async def test_certificate_is_approved_only_by_approval_path(unrestricted: ServerClient) -> None:
     created = await unrestricted.made(CSRS, {**request_body(), "status": APPROVED})
     assert not created.get("status")
     _, changed = await unrestricted("PUT", f"{CSRS}/r", {**created, "status": APPROVED})
@@ -80,6 +80,6 @@ async def test_certificate_is_approved_only_by_approval_path(unrestricted: Hand)
     assert approved["status"]["conditions"][0]["type"] == "Approved"
 
 
-async def test_status_is_dropped_without_the_option(call: Hand) -> None:
-    await call.made(DEFINITIONS, an_open_definition())
-    assert "status" not in await call.made(WIDGETS, a_widget(phase="Ready"))
+async def test_status_is_dropped_without_the_option(call: ServerClient) -> None:
+    await call.made(DEFINITIONS, new_open_definition())
+    assert "status" not in await call.made(WIDGETS, new_widget(phase="Ready"))

@@ -6,7 +6,7 @@ import pytest
 
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 GROUP = "/apis/admissionregistration.k8s.io/v1"
 POLICIES, BINDINGS = f"{GROUP}/validatingadmissionpolicies", f"{GROUP}/validatingadmissionpolicybindings"
@@ -48,17 +48,17 @@ def deployment_body(replicas: int, **metadata: Any) -> Object:
     return {"metadata": {"name": "web", **metadata}, "spec": spec}
 
 
-async def create_bound_policy(call: Hand, policy: Object, **binding: Any) -> None:
+async def create_bound_policy(call: ServerClient, policy: Object, **binding: Any) -> None:
     await call.made(POLICIES, policy)
     await call.made(BINDINGS, binding_body(**binding))
 
 
-async def test_policy_without_binding_denies_nothing(call: Hand) -> None:
+async def test_policy_without_binding_denies_nothing(call: ServerClient) -> None:
     await call.made(POLICIES, policy_body("object.spec.replicas > 1"))
     assert (await call("POST", DEPLOYMENTS, deployment_body(1)))[0] == 201
 
 
-async def test_false_expression_denies_write(call: Hand) -> None:
+async def test_false_expression_denies_write(call: ServerClient) -> None:
     await create_bound_policy(call, policy_body("object.spec.replicas > 1"))
     status, response = await call("POST", DEPLOYMENTS, deployment_body(1))
     reason = (
@@ -76,7 +76,7 @@ async def test_false_expression_denies_write(call: Hand) -> None:
     assert status == 422
 
 
-async def test_message_expression_sets_denial_message(call: Hand) -> None:
+async def test_message_expression_sets_denial_message(call: ServerClient) -> None:
     validations = [
         {
             "expression": "object.spec.replicas > 1",
@@ -91,7 +91,7 @@ async def test_message_expression_sets_denial_message(call: Hand) -> None:
     assert response["message"].endswith("denied request: wants more than 1")
 
 
-async def test_expression_error_denies_unless_ignored(call: Hand) -> None:
+async def test_expression_error_denies_unless_ignored(call: ServerClient) -> None:
     await create_bound_policy(call, policy_body("object.spec.nope > 1"))
     status, response = await call("POST", DEPLOYMENTS, deployment_body(1))
     assert status == 422
@@ -102,14 +102,14 @@ async def test_expression_error_denies_unless_ignored(call: Hand) -> None:
     await call.made(DEPLOYMENTS, deployment_body(1))
 
 
-async def test_write_without_changes_is_validated(call: Hand) -> None:
+async def test_write_without_changes_is_validated(call: ServerClient) -> None:
     await call.made(DEPLOYMENTS, deployment_body(1))
     await create_bound_policy(call, policy_body("object.spec.replicas > 1"))
     status, response = await call("PATCH", f"{DEPLOYMENTS}/web", {}, kind="application/merge-patch+json")
     assert (status, "failed expression: object.spec.replicas > 1" in response["message"]) == (422, True)
 
 
-async def test_expressions_can_use_variables(call: Hand) -> None:
+async def test_expressions_can_use_variables(call: ServerClient) -> None:
     variables = [
         {"name": "replicas", "expression": "object.spec.replicas"},
         {"name": "odd", "expression": "variables.replicas % 2 == 1"},
@@ -119,13 +119,13 @@ async def test_expressions_can_use_variables(call: Hand) -> None:
     await call.made(DEPLOYMENTS, deployment_body(3))
 
 
-async def test_match_conditions_limit_policy(call: Hand) -> None:
+async def test_match_conditions_limit_policy(call: ServerClient) -> None:
     conditions = [{"name": "not mine", "expression": "request.userInfo.username != 'admin'"}]
     await create_bound_policy(call, policy_body("false", matchConditions=conditions))
     assert (await call("POST", DEPLOYMENTS, deployment_body(1)))[0] == 201
 
 
-async def test_expressions_can_use_namespace_old_object_and_request(call: Hand) -> None:
+async def test_expressions_can_use_namespace_old_object_and_request(call: ServerClient) -> None:
     expressions = (
         "namespaceObject.metadata.name == 'default' && namespaceObject.metadata.creationTimestamp.getFullYear() > 2000",
         "request.operation == 'CREATE' ? oldObject == null : oldObject.spec.replicas <= object.spec.replicas",
@@ -141,7 +141,7 @@ async def test_expressions_can_use_namespace_old_object_and_request(call: Hand) 
     assert status == 422, response
 
 
-async def test_warn_action_adds_warning(call: Hand) -> None:
+async def test_warn_action_adds_warning(call: ServerClient) -> None:
     await create_bound_policy(call, policy_body("object.spec.replicas > 1"), validationActions=["Warn", "Audit"])
     reply = await call.answer("POST", DEPLOYMENTS, deployment_body(1))
     assert reply.status == 201  # type: ignore[union-attr]
@@ -149,7 +149,7 @@ async def test_warn_action_adds_warning(call: Hand) -> None:
     assert "Validation failed for ValidatingAdmissionPolicy 'replicas' with binding 'everywhere'" in warning
 
 
-async def test_binding_selectors_limit_namespaces(call: Hand) -> None:
+async def test_binding_selectors_limit_namespaces(call: ServerClient) -> None:
     elsewhere = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}}
     await create_bound_policy(call, policy_body("false"), matchResources=elsewhere)
     await call.made(DEPLOYMENTS, deployment_body(1))
@@ -158,7 +158,7 @@ async def test_binding_selectors_limit_namespaces(call: Hand) -> None:
     assert status == 422
 
 
-async def test_parameters_are_selected_by_binding(call: Hand) -> None:
+async def test_parameters_are_selected_by_binding(call: ServerClient) -> None:
     maps = "/api/v1/namespaces/default/configmaps"
     kind = {"apiVersion": "v1", "kind": "ConfigMap"}
     by_label = {"selector": {"matchLabels": {"limit": "yes"}}, "parameterNotFoundAction": "Deny"}
@@ -177,7 +177,7 @@ async def test_parameters_are_selected_by_binding(call: Hand) -> None:
     assert (await call("POST", DEPLOYMENTS, deployment_body(2, name="other")))[0] == 422
 
 
-async def test_policy_can_deny_deletion(call: Hand) -> None:
+async def test_policy_can_deny_deletion(call: ServerClient) -> None:
     await create_bound_policy(
         call, policy_body("oldObject.spec.replicas > 1", rules=[rule("apps", "v1", "deployments", "DELETE")])
     )
@@ -185,13 +185,13 @@ async def test_policy_can_deny_deletion(call: Hand) -> None:
     assert (await call("DELETE", f"{DEPLOYMENTS}/web"))[0] == 422
 
 
-async def test_policies_do_not_apply_to_policies(call: Hand) -> None:
+async def test_policies_do_not_apply_to_policies(call: ServerClient) -> None:
     await create_bound_policy(call, policy_body("false", rules=[rule("*", "*", "*", "*")]))
     assert (await call("DELETE", f"{BINDINGS}/everywhere"))[0] == 200
     assert (await call("DELETE", f"{POLICIES}/replicas"))[0] == 200
 
 
-async def test_status_lists_type_errors(call: Hand) -> None:
+async def test_status_lists_type_errors(call: ServerClient) -> None:
     created = await call.made(POLICIES, policy_body("object.spec.replicas > 1"))
     assert created["status"] == {"observedGeneration": 1, "typeChecking": {}}
     assert created["spec"]["failurePolicy"] == "Fail"
@@ -210,7 +210,7 @@ async def test_status_lists_type_errors(call: Hand) -> None:
     assert "found no matching overload for '_+_' applied to '(string, int)'" in warnings[1]["warning"]
 
 
-async def test_policy_status_can_be_patched(call: Hand) -> None:
+async def test_policy_status_can_be_patched(call: ServerClient) -> None:
     await call.made(POLICIES, policy_body("true"))
     condition = {
         "type": "Seen",
@@ -249,7 +249,7 @@ async def test_policy_status_can_be_patched(call: Hand) -> None:
         ),
     ],
 )
-async def test_invalid_policy_is_rejected(call: Hand, spec: Object, field: str, message: str) -> None:
+async def test_invalid_policy_is_rejected(call: ServerClient, spec: Object, field: str, message: str) -> None:
     status, response = await call("POST", POLICIES, policy_body("true", **spec))
     assert status == 422
     causes = {each["field"]: each["message"] for each in response["details"]["causes"]}
@@ -266,7 +266,7 @@ async def test_invalid_policy_is_rejected(call: Hand, spec: Object, field: str, 
         ({"paramRef": {"name": "a"}}, "spec.paramRef.parameterNotFoundAction"),
     ],
 )
-async def test_invalid_binding_is_rejected(call: Hand, spec: Object, field: str) -> None:
+async def test_invalid_binding_is_rejected(call: ServerClient, spec: Object, field: str) -> None:
     status, response = await call("POST", BINDINGS, binding_body(**spec))
     assert status == 422
     assert field in [each["field"] for each in response["details"]["causes"]]

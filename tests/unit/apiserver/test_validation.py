@@ -13,31 +13,31 @@ from tapestry.apiserver.validation.strategies import STRATEGIES, object_faults
 from tapestry.kube.names import dns_label_error, dns_subdomain_error, label_key_error, label_value_error
 from tapestry.kube.objects import Object, with_value
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 DEFAULT = "/api/v1/namespaces/default"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 RESOURCES = {info.resource.name: info for info in published_api().resources}
 
 
-def a_pod(**spec: Any) -> Object:
+def new_pod(**spec: Any) -> Object:
     return {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}], **spec}}
 
 
-def a_deployment() -> Object:
+def new_deployment() -> Object:
     template = {"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
     return {"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, "template": template}}
 
 
-async def rejection(call: Hand, method: str, path: str, body: Any, **more: Any) -> tuple[str, list[str]]:
+async def rejection(call: ServerClient, method: str, path: str, body: Any, **more: Any) -> tuple[str, list[str]]:
     """Return the message of a rejected request and the fields that it names."""
     status, response = await call(method, path, body, **more)
     assert (status, response["reason"]) == (422, "Invalid"), response
     return response["message"], [each["field"] for each in response["details"]["causes"]]
 
 
-async def test_all_faults_are_reported_in_order(call: Hand) -> None:
-    body = a_pod(containers=[{"name": "C", "ports": [{"containerPort": 0}]}], restartPolicy="Maybe")
+async def test_all_faults_are_reported_in_order(call: ServerClient) -> None:
+    body = new_pod(containers=[{"name": "C", "ports": [{"containerPort": 0}]}], restartPolicy="Maybe")
     message, fields = await rejection(call, "POST", f"{DEFAULT}/pods", body)
     assert message.startswith('Pod "p" is invalid: [spec.containers[0].name: Invalid value: "C": a lowercase RFC 1123')
     assert fields == [
@@ -48,8 +48,8 @@ async def test_all_faults_are_reported_in_order(call: Hand) -> None:
     ]
 
 
-async def test_single_fault_has_no_brackets(call: Hand) -> None:
-    message, fields = await rejection(call, "POST", f"{DEFAULT}/pods", a_pod(containers=[]))
+async def test_single_fault_has_no_brackets(call: ServerClient) -> None:
+    message, fields = await rejection(call, "POST", f"{DEFAULT}/pods", new_pod(containers=[]))
     assert message == 'Pod "p" is invalid: spec.containers: Required value'
     assert fields == ["spec.containers"]
 
@@ -67,17 +67,17 @@ async def test_single_fault_has_no_brackets(call: Hand) -> None:
         ("/apis/rbac.authorization.k8s.io/v1/clusterroles", {"metadata": {"name": "a/b"}}, "metadata.name"),
     ],
 )
-async def test_each_kind_validates_name_and_fields(call: Hand, path: str, body: Object, field: str) -> None:
+async def test_each_kind_validates_name_and_fields(call: ServerClient, path: str, body: Object, field: str) -> None:
     assert (await rejection(call, "POST", path, body))[1] == [field]
 
 
-async def test_role_name_may_contain_colons(call: Hand) -> None:
+async def test_role_name_may_contain_colons(call: ServerClient) -> None:
     path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
     assert (await call("POST", path, {"metadata": {"name": "System:It_is"}}))[0] == 201
 
 
-async def test_pod_spec_is_immutable_except_images(call: Hand) -> None:
-    created = await call.made(f"{DEFAULT}/pods", a_pod())
+async def test_pod_spec_is_immutable_except_images(call: ServerClient) -> None:
+    created = await call.made(f"{DEFAULT}/pods", new_pod())
     path = f"{DEFAULT}/pods/p"
     container = {**created["spec"]["containers"][0], "image": "other"}
     allowed = with_value(created, ("spec", "containers"), [container])
@@ -88,15 +88,15 @@ async def test_pod_spec_is_immutable_except_images(call: Hand) -> None:
     assert fields == ["spec"]
 
 
-async def test_workload_selector_is_immutable(call: Hand) -> None:
-    created = await call.made(DEPLOYMENTS, a_deployment())
+async def test_workload_selector_is_immutable(call: ServerClient) -> None:
+    created = await call.made(DEPLOYMENTS, new_deployment())
     changed = with_value(created, ("spec", "selector"), {"matchLabels": {"app": "b"}})
     changed = with_value(changed, ("spec", "template", "metadata", "labels"), {"app": "b"})
     message, _ = await rejection(call, "PUT", f"{DEPLOYMENTS}/d", changed)
     assert message.endswith('spec.selector: Invalid value: {"matchLabels":{"app":"b"}}: field is immutable')
 
 
-async def test_immutable_config_map_cannot_change(call: Hand) -> None:
+async def test_immutable_config_map_cannot_change(call: ServerClient) -> None:
     await call.made(f"{DEFAULT}/configmaps", {"metadata": {"name": "m"}, "data": {"a": "b"}, "immutable": True})
     body = {"data": {"a": "c"}, "immutable": False}
     message, fields = await rejection(
@@ -106,30 +106,30 @@ async def test_immutable_config_map_cannot_change(call: Hand) -> None:
     assert "field is immutable when `immutable` is set" in message
 
 
-async def test_status_update_validates_status(call: Hand) -> None:
-    await call.made(DEPLOYMENTS, a_deployment())
+async def test_status_update_validates_status(call: ServerClient) -> None:
+    await call.made(DEPLOYMENTS, new_deployment())
     body = {"status": {"replicas": 1, "readyReplicas": 2}}
     message, _ = await rejection(call, "PATCH", f"{DEPLOYMENTS}/d/status", body, kind="application/merge-patch+json")
     assert message.endswith("status.readyReplicas: Invalid value: 2: cannot be greater than status.replicas")
 
 
-async def test_quantity_is_canonicalized_and_validated(call: Hand) -> None:
+async def test_quantity_is_canonicalized_and_validated(call: ServerClient) -> None:
     containers = [{"name": "c", "image": "i", "resources": {"requests": {"cpu": 0.5, "memory": "1024Mi"}}}]
-    created = await call.made(f"{DEFAULT}/pods", a_pod(containers=containers))
+    created = await call.made(f"{DEFAULT}/pods", new_pod(containers=containers))
     assert created["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "500m", "memory": "1Gi"}
-    invalid = a_pod(containers=[{"name": "c", "image": "i", "resources": {"requests": {"cpu": "lots"}}}])
+    invalid = new_pod(containers=[{"name": "c", "image": "i", "resources": {"requests": {"cpu": "lots"}}}])
     status, found = await call("POST", f"{DEFAULT}/pods", invalid)
     assert (status, "quantities must match the regular expression" in found["message"]) == (400, True)
 
 
-async def test_invalid_base64_is_rejected(call: Hand) -> None:
+async def test_invalid_base64_is_rejected(call: ServerClient) -> None:
     body = {"metadata": {"name": "s"}, "data": {"a": "not base64!"}}
     status, found = await call("POST", f"{DEFAULT}/secrets", body)
     assert (status, found["message"].endswith("illegal base64 data at input byte 3")) == (400, True)
 
 
 @pytest.mark.parametrize("query", [{"dryRun": "Maybe"}, {"fieldValidation": "Maybe"}])
-async def test_unknown_option_value_is_rejected(call: Hand, query: dict[str, str]) -> None:
+async def test_unknown_option_value_is_rejected(call: ServerClient, query: dict[str, str]) -> None:
     status, found = await call("POST", f"{DEFAULT}/configmaps", {"metadata": {"name": "a"}}, **query)
     assert (status, found["details"]["kind"]) == (422, "CreateOptions")
     status, found = await call("DELETE", f"{DEFAULT}/configmaps/a", {"propagationPolicy": "Maybe"})
@@ -209,7 +209,9 @@ def test_every_time_can_be_scheduled(numbers: tuple[int, ...]) -> None:
         ("a/b/c", "ReplicationController", "unexpected GroupVersion string: a/b/c"),
     ],
 )
-async def test_autoscaler_target_reference_is_validated(call: Hand, version: str, kind: str, error: str) -> None:
+async def test_autoscaler_target_reference_is_validated(
+    call: ServerClient, version: str, kind: str, error: str
+) -> None:
     target = {"apiVersion": version, "kind": kind, "name": "x"}
     body = {"metadata": {"name": "h"}, "spec": {"maxReplicas": 2, "scaleTargetRef": target}}
     status, response = await call("POST", "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers", body)

@@ -13,7 +13,7 @@ from tapestry.apiserver.customresources.rule_validation import rule_faults
 from tapestry.apiserver.customresources.validation_rules import compile_rules
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cel"
 RULES = "x-kubernetes-validations"
@@ -172,7 +172,7 @@ def schema_body(*rules: Object) -> Object:
     return {"type": "object", "properties": {"spec": spec}}
 
 
-async def test_definition_with_invalid_rule_is_rejected(call: Hand) -> None:
+async def test_definition_with_invalid_rule_is_rejected(call: ServerClient) -> None:
     status, response = await call("POST", DEFINITIONS, definition_body(schema_body({"rule": "self.weight > 1"})))
     assert status == 422
     [cause] = response["details"]["causes"]
@@ -180,7 +180,7 @@ async def test_definition_with_invalid_rule_is_rejected(call: Hand) -> None:
     assert "undefined field 'weight'" in cause["message"]
 
 
-async def test_object_that_violates_rule_is_rejected(call: Hand) -> None:
+async def test_object_that_violates_rule_is_rejected(call: ServerClient) -> None:
     only_grows = {
         "rule": "!has(oldSelf.size) || self.size >= oldSelf.size",
         "message": "only grows",
@@ -198,14 +198,14 @@ async def test_object_that_violates_rule_is_rejected(call: Hand) -> None:
     assert (status, response["details"]["causes"][0]["field"]) == (422, "spec.size")
 
 
-async def test_rules_are_skipped_if_schema_is_violated(call: Hand) -> None:
+async def test_rules_are_skipped_if_schema_is_violated(call: ServerClient) -> None:
     await call.made(DEFINITIONS, definition_body(schema_body({"rule": "self.size < 10"})))
     status, response = await call("POST", WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": "big"}})
     assert status == 422
     assert "some validation rules were not checked because the object was invalid" in response["message"]
 
 
-async def test_new_rules_apply_to_changed_values_only(call: Hand) -> None:
+async def test_new_rules_apply_to_changed_values_only(call: ServerClient) -> None:
     definition = await call.made(DEFINITIONS, definition_body(schema_body()))
     await call.made(WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": 50}})
     changed = {**definition, "spec": definition_body(schema_body({"rule": "self.size < 10"}))["spec"]}

@@ -11,7 +11,7 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import User
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 GROUP = "rbac.authorization.k8s.io"
@@ -42,16 +42,18 @@ CRD: Object = {
 
 
 @pytest.fixture(params=["memory", "file"])
-async def call(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Hand]:
+async def call(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ServerClient]:
     here = {"file_rootpath": str(tmp_path), "service_account_issuer": "https://here"}
     config = ApiServerConfig(backend=request.param, secure_address="", pod_accounts=False, **here)
     async with run_apiserver(config) as running:
-        client = Hand(running.server, running.account_tokens)
+        client = ServerClient(running.server, running.account_tokens)
         await client.made("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
         yield client
 
 
-async def grant_to_eve(call: Hand, verbs: str, resources: str = "*", names: tuple[str, ...] = ()) -> Hand:
+async def grant_to_eve(
+    call: ServerClient, verbs: str, resources: str = "*", names: tuple[str, ...] = ()
+) -> ServerClient:
     """Grant Eve these verbs and return her client."""
     rule: Object = {"verbs": verbs.split(","), "apiGroups": ["*"], "resources": resources.split(",")}
     if names:
@@ -92,7 +94,7 @@ POD = an("v1", "Pod", spec={"containers": [{"name": "c", "image": "i"}]})
     ],
 )
 async def test_apply_and_put_cannot_create_without_create(
-    call: Hand, method: str, path: str, body: Object, query: dict[str, str]
+    call: ServerClient, method: str, path: str, body: Object, query: dict[str, str]
 ) -> None:
     eve = await grant_to_eve(call, "patch,update,get,escalate,bind")
     kind = APPLY if method == "PATCH" else "application/json"
@@ -103,19 +105,19 @@ async def test_apply_and_put_cannot_create_without_create(
 
 
 @pytest.mark.parametrize(("method", "path", "body"), [("PATCH", MAPS, MAP), ("PUT", LEASES, LEASE)])
-async def test_apply_and_put_create_with_both_rights(call: Hand, method: str, path: str, body: Object) -> None:
+async def test_apply_and_put_create_with_both_rights(call: ServerClient, method: str, path: str, body: Object) -> None:
     eve = await grant_to_eve(call, "patch,update,create")
     kind = APPLY if method == "PATCH" else "application/json"
     assert (await eve(method, f"{path}/new", body, kind=kind, fieldManager="eve"))[0] in (200, 201)
 
 
-async def test_create_alone_does_not_allow_apply_or_put(call: Hand) -> None:
+async def test_create_alone_does_not_allow_apply_or_put(call: ServerClient) -> None:
     eve = await grant_to_eve(call, "create")
     assert (await eve("PATCH", f"{MAPS}/new", MAP, kind=APPLY, fieldManager="eve"))[0] == 403
     assert (await eve("PUT", f"{LEASES}/new", LEASE))[0] == 403
 
 
-async def test_existing_object_is_applied_with_patch_alone(call: Hand) -> None:
+async def test_existing_object_is_applied_with_patch_alone(call: ServerClient) -> None:
     eve = await grant_to_eve(call, "patch,update")
     created = await call.made(MAPS, MAP)
     body = {**MAP, "data": {"a": "b"}}
@@ -126,7 +128,7 @@ async def test_existing_object_is_applied_with_patch_alone(call: Hand) -> None:
 
 
 @pytest.mark.parametrize("method", ["PATCH", "PUT"])
-async def test_subresource_writes_create_nothing(call: Hand, method: str) -> None:
+async def test_subresource_writes_create_nothing(call: ServerClient, method: str) -> None:
     eve = await grant_to_eve(call, "*")
     kind = APPLY if method == "PATCH" else "application/json"
     body = an("example.com/v1", "Thing", status={"a": 1})
@@ -134,7 +136,7 @@ async def test_subresource_writes_create_nothing(call: Hand, method: str) -> Non
         assert (await eve(method, path, sent, kind=kind, fieldManager="eve"))[0] == 404
 
 
-async def test_applied_roles_cannot_escalate(call: Hand) -> None:
+async def test_applied_roles_cannot_escalate(call: ServerClient) -> None:
     eve = await grant_to_eve(call, "patch,create,update", "clusterroles,clusterrolebindings")
     everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
     body = {**ROLE, "rules": [everything]}
@@ -145,7 +147,7 @@ async def test_applied_roles_cannot_escalate(call: Hand) -> None:
         assert (status, "not currently held" in result["message"]) == (403, True)
 
 
-async def test_delete_does_not_allow_deletecollection(call: Hand) -> None:
+async def test_delete_does_not_allow_deletecollection(call: ServerClient) -> None:
     await call.made(MAPS, MAP)
     eve = await grant_to_eve(call, "delete")
     for path in (MAPS, f"{MAPS}/", "/api/v1/configmaps"):
@@ -153,7 +155,7 @@ async def test_delete_does_not_allow_deletecollection(call: Hand) -> None:
     assert (await call("GET", f"{MAPS}/new"))[0] == 200
 
 
-async def test_field_selector_does_not_authorize_creation(call: Hand) -> None:
+async def test_field_selector_does_not_authorize_creation(call: ServerClient) -> None:
     eve = await grant_to_eve(call, "*", "secrets", names=("mine",))
     path = "/api/v1/namespaces/default/secrets"
     for name in ("evil", "mine"):
@@ -165,7 +167,7 @@ async def test_field_selector_does_not_authorize_creation(call: Hand) -> None:
     assert (await eve("DELETE", path, fieldSelector="metadata.name=mine"))[0] == 403
 
 
-async def test_local_review_is_limited_to_its_namespace(call: Hand) -> None:
+async def test_local_review_is_limited_to_its_namespace(call: ServerClient) -> None:
     eve = await grant_to_eve(call, "create", "localsubjectaccessreviews")
     path = "/apis/authorization.k8s.io/v1/namespaces/default/localsubjectaccessreviews"
     about = {"verb": "get", "resource": "secrets", "namespace": "default"}

@@ -20,7 +20,7 @@ from tapestry.kube.resources import (
     Resource,
 )
 
-from ..asking import COLLECTION, MERGE, POD, a_watch, answer, created, done, names, refused
+from ..asking import COLLECTION, MERGE, POD, answer, created, done, names, new_watch, refused
 
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "x"}
 BINDINGS = Resource("cloud.tencent.com", "v1beta1", "ClusterBinding", "clusterbindings", namespaced=False)
@@ -30,17 +30,17 @@ STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
 
-def an_api(**options: Any) -> InProcessApi:
+def new_api(**options: Any) -> InProcessApi:
     return InProcessApi(RESOURCES, now=lambda: START, **options)
 
 
-def a_pod(name: str = "p", **fields: Any) -> Object:
+def new_pod(name: str = "p", **fields: Any) -> Object:
     metadata = {"name": name, **fields.pop("metadata", {})}
     spec = {**specimen(PODS, name)["spec"], **fields.pop("spec", {})}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, **fields}
 
 
-def a_binding(**fields: Any) -> Object:
+def new_binding(**fields: Any) -> Object:
     return {"metadata": {"name": "b"}, "spec": {"clusterID": "c"}, **fields}
 
 
@@ -61,7 +61,7 @@ def a_binding(**fields: Any) -> Object:
     ],
 )
 async def test_unknown_path_is_not_found(path: str) -> None:
-    status = await refused(an_api(), "GET", path)
+    status = await refused(new_api(), "GET", path)
     assert (status["code"], status["reason"]) == (404, "NotFound")
     assert status["message"] == "the server could not find the requested resource"
 
@@ -71,20 +71,20 @@ async def test_unknown_path_is_not_found(path: str) -> None:
     [("POST", "/api/v1/pods"), ("PUT", COLLECTION), ("POST", POD), ("PATCH", COLLECTION)],
 )
 async def test_unsupported_method_is_not_allowed(method: str, path: str) -> None:
-    assert (await refused(an_api(), method, path, a_pod()))["reason"] == "MethodNotAllowed"
+    assert (await refused(new_api(), method, path, new_pod()))["reason"] == "MethodNotAllowed"
 
 
 async def test_path_distinguishes_namespace_from_its_content() -> None:
-    api = an_api()
+    api = new_api()
     await created(api, {"metadata": {"name": "default"}}, NAMESPACES)
-    await created(api, a_pod())
+    await created(api, new_pod())
     assert (await done(api, "GET", "/api/v1/namespaces/default"))["kind"] == "Namespace"
     assert (await done(api, "GET", "/api/v1/namespaces/default/status"))["kind"] == "Namespace"
     assert (await done(api, "GET", "/api/v1/namespaces/default/pods"))["kind"] == "PodList"
 
 
 async def test_malformed_json_is_bad_request() -> None:
-    response = await an_api().send(Request("POST", COLLECTION, {}, b"{"))
+    response = await new_api().send(Request("POST", COLLECTION, {}, b"{"))
     assert response.status == 400
     assert b"couldn't get version/kind; Input data was truncated" in response.body
 
@@ -96,7 +96,7 @@ async def test_created_object_has_server_owned_metadata() -> None:
     now = datetime(2025, 6, 1, 12, 30, 15, 999, tzinfo=UTC)
     api = InProcessApi([PODS], now=lambda: now)
     pod = await created(
-        api, a_pod(metadata={"uid": "mine", "generation": 7, "deletionTimestamp": "2020-01-01T00:00:00Z"})
+        api, new_pod(metadata={"uid": "mine", "generation": 7, "deletionTimestamp": "2020-01-01T00:00:00Z"})
     )
     metadata = pod["metadata"]
     assert metadata["namespace"] == "default"
@@ -109,7 +109,7 @@ async def test_created_object_has_server_owned_metadata() -> None:
 
 
 async def test_versions_grow_across_all_resources() -> None:
-    api = an_api()
+    api = new_api()
     versions = [
         int(version_of(await created(api, {"metadata": {"name": "x"}}, resource)))
         for resource in (CONFIGMAPS, NODES, LEASES, BINDINGS)
@@ -118,25 +118,25 @@ async def test_versions_grow_across_all_resources() -> None:
 
 
 async def test_duplicate_name_already_exists() -> None:
-    api = an_api()
-    await created(api, a_pod())
-    status = await refused(api, "POST", COLLECTION, a_pod())
+    api = new_api()
+    await created(api, new_pod())
+    status = await refused(api, "POST", COLLECTION, new_pod())
     assert (status["code"], status["reason"]) == (409, "AlreadyExists")
     assert status["message"] == 'pods "p" already exists'
     assert status["details"] == {"name": "p", "kind": "pods"}
-    await done(api, "POST", PODS.path("elsewhere"), a_pod())
+    await done(api, "POST", PODS.path("elsewhere"), new_pod())
 
 
 async def test_generated_names_differ_and_keep_prefix() -> None:
-    api = an_api()
-    pod = a_pod(metadata={"name": "", "generateName": "job-"})
+    api = new_api()
+    pod = new_pod(metadata={"name": "", "generateName": "job-"})
     result = {(await created(api, pod))["metadata"]["name"] for _ in range(20)}
     assert len(result) == 20
     assert all(name.startswith("job-") and len(name) == 9 for name in result)
 
 
 async def test_object_without_name_is_invalid() -> None:
-    status = await refused(an_api(), "POST", COLLECTION, {"metadata": {}})
+    status = await refused(new_api(), "POST", COLLECTION, {"metadata": {}})
     assert status["message"] == 'Pod "" is invalid: metadata.name: Required value: name or generateName is required'
     assert status["details"]["causes"][0]["field"] == "metadata.name"
 
@@ -144,9 +144,9 @@ async def test_object_without_name_is_invalid() -> None:
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
-        (a_pod(metadata={"namespace": "other"}), "the namespace of the provided object does not match"),
-        (a_pod(kind="Node"), "the kind in the data (Node) does not match the expected kind (Pod)"),
-        (a_pod(apiVersion="v2"), "the API version in the data (v2) does not match the expected API version (v1)"),
+        (new_pod(metadata={"namespace": "other"}), "the namespace of the provided object does not match"),
+        (new_pod(kind="Node"), "the kind in the data (Node) does not match the expected kind (Pod)"),
+        (new_pod(apiVersion="v2"), "the API version in the data (v2) does not match the expected API version (v1)"),
         ([], "(must be of type Pod): json: cannot unmarshal array into an object"),
         ("x", "(must be of type Pod): json: cannot unmarshal string into an object"),
         (None, "(must be of type Pod): the body is empty"),
@@ -155,30 +155,30 @@ async def test_object_without_name_is_invalid() -> None:
     ],
 )
 async def test_object_for_another_path_is_bad_request(body: Any, complaint: str) -> None:
-    status = await refused(an_api(), "POST", COLLECTION, body)
+    status = await refused(new_api(), "POST", COLLECTION, body)
     assert status["code"] == 400
     assert complaint in status["message"]
 
 
 async def test_create_with_resource_version_is_rejected() -> None:
-    status = await refused(an_api(), "POST", COLLECTION, a_pod(metadata={"resourceVersion": "5"}))
+    status = await refused(new_api(), "POST", COLLECTION, new_pod(metadata={"resourceVersion": "5"}))
     assert status["message"] == "resourceVersion should not be set on objects to be created"
 
 
 async def test_status_is_dropped_on_create_except_nodes() -> None:
-    api = an_api()
+    api = new_api()
     status = {"phase": "Running"}
-    assert (await created(api, a_pod(status=status)))["status"]["phase"] == "Pending"
-    assert "status" not in await created(api, a_binding(status=status), BINDINGS)
+    assert (await created(api, new_pod(status=status)))["status"]["phase"] == "Pending"
+    assert "status" not in await created(api, new_binding(status=status), BINDINGS)
     assert (await created(api, {"metadata": {"name": "n"}, "status": status}, NODES))["status"]["phase"] == "Running"
 
 
 async def test_dry_run_changes_nothing() -> None:
-    api = an_api()
-    await created(api, a_pod("standing"))
+    api = new_api()
+    await created(api, new_pod("standing"))
     before = api.dump()
     path = f"{COLLECTION}/standing"
-    assert (await done(api, "POST", COLLECTION, a_pod(), dryRun="All"))["metadata"]["uid"]
+    assert (await done(api, "POST", COLLECTION, new_pod(), dryRun="All"))["metadata"]["uid"]
     patch = {"metadata": {"labels": {"a": "b"}}}
     assert (await done(api, "PATCH", path, patch, MERGE, dryRun="All"))["metadata"]["labels"] == {"a": "b"}
     assert (await done(api, "DELETE", path, dryRun="All"))["metadata"]["name"] == "standing"
@@ -190,8 +190,8 @@ async def test_dry_run_changes_nothing() -> None:
 
 
 async def test_stale_replace_conflicts() -> None:
-    api = an_api()
-    old = await created(api, a_pod())
+    api = new_api()
+    old = await created(api, new_pod())
     await done(api, "PUT", POD, with_value(old, ("spec", "activeDeadlineSeconds"), 60))
     status = await refused(api, "PUT", POD, with_value(old, ("spec", "activeDeadlineSeconds"), 50))
     assert (status["code"], status["reason"]) == (409, "Conflict")
@@ -202,9 +202,9 @@ async def test_stale_replace_conflicts() -> None:
 
 
 async def test_replace_without_version_is_unconditional() -> None:
-    api = an_api()
-    await created(api, a_pod())
-    result = await done(api, "PUT", POD, a_pod(spec={"activeDeadlineSeconds": 60}))
+    api = new_api()
+    await created(api, new_pod())
+    result = await done(api, "PUT", POD, new_pod(spec={"activeDeadlineSeconds": 60}))
     assert result["spec"]["activeDeadlineSeconds"] == 60
 
 
@@ -221,16 +221,16 @@ async def test_replace_without_version_is_unconditional() -> None:
     ],
 )
 async def test_patch_of_wrong_type_is_rejected(kind: str, patch: Any, words: str) -> None:
-    api = an_api()
-    await created(api, a_pod())
+    api = new_api()
+    await created(api, new_pod())
     status = await refused(api, "PATCH", POD, patch, content_type=f"application/{kind}")
     assert (status["code"], words in status["message"]) == (400, True)
 
 
 async def test_version_0_means_no_version() -> None:
-    api = an_api()
-    await created(api, a_pod(metadata={"resourceVersion": "0"}))
-    body = a_pod(metadata={"resourceVersion": "0"}, spec={"activeDeadlineSeconds": 60})
+    api = new_api()
+    await created(api, new_pod(metadata={"resourceVersion": "0"}))
+    body = new_pod(metadata={"resourceVersion": "0"}, spec={"activeDeadlineSeconds": 60})
     assert (await done(api, "PUT", POD, body))["spec"]["activeDeadlineSeconds"] == 60
     await created(api, {"metadata": {"name": "x"}, "spec": {"y": 1}}, BINDINGS)
     custom = {"metadata": {"name": "x", "resourceVersion": "0"}, "spec": {"y": 2}}
@@ -240,7 +240,7 @@ async def test_version_0_means_no_version() -> None:
 
 @pytest.mark.parametrize("resource", [BINDINGS, LEASES])
 async def test_replace_requires_version_for_some_kinds(resource: Resource) -> None:
-    api = an_api()
+    api = new_api()
     obj = {"metadata": {"name": "x"}, "spec": {"y": 1}}
     await created(api, obj, resource)
     path = resource.path("default" if resource.namespaced else None, "x")
@@ -250,24 +250,24 @@ async def test_replace_requires_version_for_some_kinds(resource: Resource) -> No
 
 
 async def test_replace_checks_uid_and_name() -> None:
-    api = an_api()
-    await created(api, a_pod())
-    status = await refused(api, "PUT", POD, a_pod(metadata={"uid": "another"}))
+    api = new_api()
+    await created(api, new_pod())
+    status = await refused(api, "PUT", POD, new_pod(metadata={"uid": "another"}))
     assert status["code"] == 409
     assert "Precondition failed: UID in precondition: another" in status["message"]
-    status = await refused(api, "PUT", POD, a_pod("q"))
+    status = await refused(api, "PUT", POD, new_pod("q"))
     assert status["message"] == "the name of the object (q) does not match the name on the URL (p)"
-    assert (await refused(api, "PUT", f"{COLLECTION}/q", a_pod("q")))["message"] == 'pods "q" not found'
+    assert (await refused(api, "PUT", f"{COLLECTION}/q", new_pod("q")))["message"] == 'pods "q" not found'
 
 
 async def test_replace_keeps_server_owned_metadata() -> None:
-    api = an_api()
-    first = await created(api, a_pod())
+    api = new_api()
+    first = await created(api, new_pod())
     second = await done(
         api,
         "PUT",
         POD,
-        a_pod(spec={"activeDeadlineSeconds": 60}, metadata={"creationTimestamp": None, "generation": 99}),
+        new_pod(spec={"activeDeadlineSeconds": 60}, metadata={"creationTimestamp": None, "generation": 99}),
     )
     for field in ("uid", "creationTimestamp"):
         assert second["metadata"][field] == first["metadata"][field]
@@ -275,8 +275,8 @@ async def test_replace_keeps_server_owned_metadata() -> None:
 
 
 async def test_unchanged_write_keeps_resource_version() -> None:
-    api = an_api()
-    pod = await created(api, a_pod())
+    api = new_api()
+    pod = await created(api, new_pod())
     assert await done(api, "PUT", POD, pod) == pod
     assert await done(api, "PATCH", POD, {"metadata": {"labels": {}}}, MERGE) == pod
     assert await done(api, "PATCH", f"{POD}/status", {"status": {"phase": "Pending"}}, MERGE) == pod
@@ -287,8 +287,8 @@ async def test_unchanged_write_keeps_resource_version() -> None:
 
 
 async def test_main_and_status_writes_are_separate() -> None:
-    api = an_api()
-    binding = await created(api, a_binding(), BINDINGS)
+    api = new_api()
+    binding = await created(api, new_binding(), BINDINGS)
     path = BINDINGS.path(None, "b")
     mixed = {**binding, "spec": {"clusterID": "new"}, "status": {"phase": "Ready"}}
     main = await done(api, "PUT", path, mixed)
@@ -302,8 +302,8 @@ async def test_main_and_status_writes_are_separate() -> None:
 
 
 async def test_status_write_accepts_annotations_but_no_owners() -> None:
-    api = an_api()
-    await created(api, a_pod())
+    api = new_api()
+    await created(api, new_pod())
     patch = {
         "metadata": {"annotations": {"a": "b"}, "ownerReferences": [OWNER]},
         "spec": {"activeDeadlineSeconds": 60},
@@ -317,8 +317,8 @@ async def test_status_write_accepts_annotations_but_no_owners() -> None:
 
 
 async def test_only_spec_changes_increment_generation() -> None:
-    api = an_api()
-    await created(api, a_binding(), BINDINGS)
+    api = new_api()
+    await created(api, new_binding(), BINDINGS)
     path = BINDINGS.path(None, "b")
 
     async def generation(patch: Object, where: str = path) -> int:
@@ -333,7 +333,7 @@ async def test_only_spec_changes_increment_generation() -> None:
 
 
 async def test_data_kinds_have_no_generation() -> None:
-    api = an_api()
+    api = new_api()
     for resource, has_one in {PODS: True, DEPLOYMENTS: True, BINDINGS: True, CONFIGMAPS: False, LEASES: False}.items():
         result = await created(api, specimen(resource, "x"), resource)
         assert ("generation" in result["metadata"]) is has_one
@@ -345,15 +345,15 @@ async def test_data_kinds_have_no_generation() -> None:
 
 
 async def test_merge_patch_sets_and_removes_fields() -> None:
-    api = an_api()
-    await created(api, a_pod(metadata={"labels": {"a": "1", "b": "2"}}))
+    api = new_api()
+    await created(api, new_pod(metadata={"labels": {"a": "1", "b": "2"}}))
     result = await done(api, "PATCH", POD, {"metadata": {"labels": {"a": None, "c": "3"}}}, MERGE)
     assert result["metadata"]["labels"] == {"b": "2", "c": "3"}
 
 
 async def test_json_patch_is_atomic() -> None:
-    api = an_api()
-    pod = await created(api, a_pod())
+    api = new_api()
+    pod = await created(api, new_pod())
     add = {"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 60}
     status = await refused(
         api, "PATCH", POD, [add, {"op": "test", "path": "/spec/activeDeadlineSeconds", "value": 50}], JSON_PATCH
@@ -365,16 +365,16 @@ async def test_json_patch_is_atomic() -> None:
 
 @pytest.mark.parametrize("content_type", [STRATEGIC, "application/json"])
 async def test_unsupported_patch_type_is_rejected(content_type: str) -> None:
-    api = an_api()
-    await created(api, a_binding(), BINDINGS)
+    api = new_api()
+    await created(api, new_binding(), BINDINGS)
     status = await refused(api, "PATCH", BINDINGS.path(None, "b"), {}, content_type)
     assert (status["code"], status["reason"]) == (415, "UnsupportedMediaType")
 
 
 @pytest.mark.parametrize("content_type", [MERGE, STRATEGIC, APPLY])
 async def test_resource_version_in_patch_is_precondition(content_type: str) -> None:
-    api = an_api()
-    old = version_of(await created(api, a_pod()))
+    api = new_api()
+    old = version_of(await created(api, new_pod()))
     kind = {"apiVersion": "v1", "kind": "Pod"}
     patch = {**kind, "metadata": {"resourceVersion": old}, "spec": {"activeDeadlineSeconds": 60}}
     await done(api, "PATCH", POD, patch, content_type, fieldManager="me")
@@ -383,23 +383,23 @@ async def test_resource_version_in_patch_is_precondition(content_type: str) -> N
 
 
 async def test_patch_with_other_uid_conflicts() -> None:
-    api = an_api()
-    await created(api, a_pod())
+    api = new_api()
+    await created(api, new_pod())
     status = await refused(api, "PATCH", POD, {"metadata": {"uid": "another"}}, MERGE)
     assert "Precondition failed: UID in precondition: another" in status["message"]
 
 
 async def test_patch_of_missing_object_is_not_found() -> None:
-    assert (await refused(an_api(), "PATCH", POD, {}, MERGE))["message"] == 'pods "p" not found'
-    assert (await refused(an_api(), "PATCH", f"{POD}/status", {}, APPLY, fieldManager="me"))["code"] == 404
+    assert (await refused(new_api(), "PATCH", POD, {}, MERGE))["message"] == 'pods "p" not found'
+    assert (await refused(new_api(), "PATCH", f"{POD}/status", {}, APPLY, fieldManager="me"))["code"] == 404
 
 
 async def test_apply_creates_or_merges() -> None:
-    api = an_api()
-    assert (await refused(api, "PATCH", POD, a_pod(), APPLY))["code"] == 422
-    code, first = await answer(api, "PATCH", POD, a_pod(), APPLY, fieldManager="me")
+    api = new_api()
+    assert (await refused(api, "PATCH", POD, new_pod(), APPLY))["code"] == 422
+    code, first = await answer(api, "PATCH", POD, new_pod(), APPLY, fieldManager="me")
     assert code == 201
-    more = a_pod(spec={"activeDeadlineSeconds": 60})
+    more = new_pod(spec={"activeDeadlineSeconds": 60})
     code, second = await answer(api, "PATCH", POD, more, APPLY, fieldManager="me")
     assert code == 200
     assert second["spec"] == {**first["spec"], "activeDeadlineSeconds": 60}
@@ -410,20 +410,20 @@ async def test_apply_creates_or_merges() -> None:
 
 
 async def test_deleted_object_frees_its_name() -> None:
-    api = an_api()
-    first = await created(api, a_binding(), BINDINGS)
+    api = new_api()
+    first = await created(api, new_binding(), BINDINGS)
     status = await done(api, "DELETE", BINDINGS.path(None, "b"))
     assert (status["kind"], status["status"]) == ("Status", "Success")
     assert status["details"]["uid"] == first["metadata"]["uid"]
     assert (await refused(api, "GET", BINDINGS.path(None, "b")))["code"] == 404
     assert (await refused(api, "DELETE", BINDINGS.path(None, "b")))["code"] == 404
-    assert (await created(api, a_binding(), BINDINGS))["metadata"]["uid"] != first["metadata"]["uid"]
+    assert (await created(api, new_binding(), BINDINGS))["metadata"]["uid"] != first["metadata"]["uid"]
 
 
 @pytest.mark.parametrize(("field", "word"), [("uid", "UID"), ("resourceVersion", "ResourceVersion")])
 async def test_delete_checks_preconditions(field: str, word: str) -> None:
-    api = an_api()
-    pod = await created(api, a_pod())
+    api = new_api()
+    pod = await created(api, new_pod())
     status = await refused(api, "DELETE", POD, {"preconditions": {field: "0"}})
     assert status["code"] == 409
     assert f'"p": the {word} in the precondition (0) does not match the {word} in record' in status["message"]
@@ -432,8 +432,8 @@ async def test_delete_checks_preconditions(field: str, word: str) -> None:
 
 
 async def test_finalizers_delay_removal() -> None:
-    api = an_api()
-    binding = await created(api, with_value(a_binding(), ("metadata", "finalizers"), ["a", "b"]), BINDINGS)
+    api = new_api()
+    binding = await created(api, with_value(new_binding(), ("metadata", "finalizers"), ["a", "b"]), BINDINGS)
     path = BINDINGS.path(None, "b")
     deleting = await done(api, "DELETE", path, {"propagationPolicy": "Foreground"})
     assert deleting["metadata"]["deletionTimestamp"] == "2024-01-01T00:00:00Z"
@@ -446,8 +446,8 @@ async def test_finalizers_delay_removal() -> None:
 
 
 async def test_no_finalizer_is_added_during_deletion() -> None:
-    api = an_api()
-    await created(api, with_value(a_binding(), ("metadata", "finalizers"), ["a"]), BINDINGS)
+    api = new_api()
+    await created(api, with_value(new_binding(), ("metadata", "finalizers"), ["a"]), BINDINGS)
     path = BINDINGS.path(None, "b")
     await done(api, "DELETE", path)
     status = await refused(api, "PATCH", path, {"metadata": {"finalizers": ["a", "b"]}}, MERGE)
@@ -458,8 +458,8 @@ async def test_no_finalizer_is_added_during_deletion() -> None:
 
 
 async def test_bound_pod_stays_until_grace_is_zero() -> None:
-    api = an_api()
-    await created(api, a_pod(spec={"nodeName": "n"}))
+    api = new_api()
+    await created(api, new_pod(spec={"nodeName": "n"}))
     first = (await done(api, "DELETE", POD))["metadata"]
     assert (first["deletionGracePeriodSeconds"], first["deletionTimestamp"]) == (30, "2024-01-01T00:00:30Z")
     shorter = (await done(api, "DELETE", POD, {"gracePeriodSeconds": 5}))["metadata"]
@@ -481,8 +481,8 @@ async def test_bound_pod_stays_until_grace_is_zero() -> None:
     ],
 )
 async def test_pod_without_kubelet_is_removed_immediately(spec: Object, phase: str) -> None:
-    api = an_api()
-    await created(api, a_pod(spec=spec))
+    api = new_api()
+    await created(api, new_pod(spec=spec))
     await done(api, "PATCH", f"{POD}/status", {"status": {"phase": phase}}, MERGE)
     await done(api, "DELETE", POD, {"gracePeriodSeconds": 30} if phase != "Running" else None)
     assert api.dump() == []
@@ -491,7 +491,7 @@ async def test_pod_without_kubelet_is_removed_immediately(spec: Object, phase: s
 async def test_grace_period_can_only_be_shortened() -> None:
     now = START
     api = InProcessApi(RESOURCES, now=lambda: now)
-    await created(api, a_pod(spec={"nodeName": "n"}))
+    await created(api, new_pod(spec={"nodeName": "n"}))
     await done(api, "DELETE", POD, {"gracePeriodSeconds": 60})
     now += timedelta(seconds=10)
     for requested, seconds, until in ((None, 60, "01:00"), (90, 60, "01:00"), (40, 40, "00:40"), (5, 1, "00:10")):
@@ -504,8 +504,8 @@ async def test_grace_period_can_only_be_shortened() -> None:
 
 
 async def test_pod_with_finalizer_outlives_grace_period() -> None:
-    api = an_api()
-    await created(api, a_pod(spec={"nodeName": "n"}, metadata={"finalizers": ["example.com/f"]}))
+    api = new_api()
+    await created(api, new_pod(spec={"nodeName": "n"}, metadata={"finalizers": ["example.com/f"]}))
     await done(api, "DELETE", POD)
     await done(api, "DELETE", POD, {"gracePeriodSeconds": 0})
     assert len(api.dump()) == 1
@@ -514,10 +514,10 @@ async def test_pod_with_finalizer_outlives_grace_period() -> None:
 
 
 async def test_delete_collection_respects_selector() -> None:
-    api = an_api()
+    api = new_api()
     for name, label in (("a", "x"), ("b", "y"), ("c", "x")):
-        await created(api, a_pod(name, metadata={"labels": {"l": label}}))
-    await done(api, "POST", PODS.path("other"), a_pod("d", metadata={"labels": {"l": "x"}}))
+        await created(api, new_pod(name, metadata={"labels": {"l": label}}))
+    await done(api, "POST", PODS.path("other"), new_pod("d", metadata={"labels": {"l": "x"}}))
     deleted = await done(api, "DELETE", COLLECTION, labelSelector="l=x")
     assert [item["metadata"]["name"] for item in deleted["items"]] == ["a", "c"]
     assert await names(api, "/api/v1/pods") == ["b", "d"]
@@ -527,8 +527,8 @@ async def test_delete_collection_respects_selector() -> None:
 
 
 async def test_only_pods_have_ephemeral_containers() -> None:
-    api = an_api()
-    await created(api, a_pod())
+    api = new_api()
+    await created(api, new_pod())
     await created(api, {"metadata": {"name": "p"}}, CONFIGMAPS)
     debugger = {"name": "debugger", "image": "busybox:1"}
     patch = {"spec": {"ephemeralContainers": [debugger], "activeDeadlineSeconds": 60}}
@@ -541,8 +541,8 @@ async def test_only_pods_have_ephemeral_containers() -> None:
 
 
 async def test_eviction_deletes_the_pod() -> None:
-    api = an_api()
-    await created(api, a_pod())
+    api = new_api()
+    await created(api, new_pod())
     eviction = {"kind": "Eviction", "metadata": {"name": "p"}, "deleteOptions": {"preconditions": {"uid": "another"}}}
     assert (await refused(api, "POST", f"{POD}/eviction", eviction))["code"] == 409
     code, result = await answer(api, "POST", f"{POD}/eviction", {"kind": "Eviction"})
@@ -551,7 +551,7 @@ async def test_eviction_deletes_the_pod() -> None:
 
 
 async def test_service_account_token_expires_as_requested() -> None:
-    api = an_api()
+    api = new_api()
     path = SERVICE_ACCOUNTS.path("default", "robot", "token")
     assert (await refused(api, "POST", path, {"spec": {}}))["code"] == 404
     await created(api, {"metadata": {"name": "robot"}}, SERVICE_ACCOUNTS)
@@ -566,15 +566,15 @@ async def test_service_account_token_expires_as_requested() -> None:
 
 
 async def test_list_is_sorted_and_items_have_no_kind() -> None:
-    api = an_api()
+    api = new_api()
     for namespace, name in (("b", "x"), ("a", "z"), ("a", "y")):
-        await done(api, "POST", PODS.path(namespace), a_pod(name))
+        await done(api, "POST", PODS.path(namespace), new_pod(name))
     result = await done(api, "GET", "/api/v1/pods")
     assert (result["kind"], result["apiVersion"]) == ("PodList", "v1")
     assert [key_of(item) for item in result["items"]] == ["a/y", "a/z", "b/x"]
     assert not any("kind" in item or "apiVersion" in item for item in result["items"])
     assert await names(api, PODS.path("a")) == ["y", "z"]
-    await created(api, a_binding(), BINDINGS)
+    await created(api, new_binding(), BINDINGS)
     assert (await done(api, "GET", BINDINGS.path()))["items"][0]["kind"] == "ClusterBinding"
 
 
@@ -593,11 +593,11 @@ async def test_list_is_sorted_and_items_have_no_kind() -> None:
     ],
 )
 async def test_lists_are_filtered_by_labels_and_fields(query: dict[str, str], expected: list[str]) -> None:
-    api = an_api()
-    await created(api, a_pod("a", metadata={"labels": {"app": "web"}}, spec={"nodeName": "n1"}))
-    await created(api, a_pod("b", metadata={"labels": {"app": "db"}}))
-    await created(api, a_pod("c", metadata={"labels": {"app": "web", "old": ""}}))
-    await created(api, a_pod("d", spec={"hostNetwork": True}))
+    api = new_api()
+    await created(api, new_pod("a", metadata={"labels": {"app": "web"}}, spec={"nodeName": "n1"}))
+    await created(api, new_pod("b", metadata={"labels": {"app": "db"}}))
+    await created(api, new_pod("c", metadata={"labels": {"app": "web", "old": ""}}))
+    await created(api, new_pod("d", spec={"hostNetwork": True}))
     assert await names(api, **query) == expected
 
 
@@ -605,17 +605,17 @@ async def test_lists_are_filtered_by_labels_and_fields(query: dict[str, str], ex
     "query", [{"labelSelector": "a in b"}, {"fieldSelector": "a"}, {"limit": "x"}, {"continue": "?"}]
 )
 async def test_invalid_query_is_bad_request(query: dict[str, str]) -> None:
-    assert (await refused(an_api(), "GET", COLLECTION, **query))["code"] == 400
+    assert (await refused(new_api(), "GET", COLLECTION, **query))["code"] == 400
 
 
 async def test_all_pages_show_one_revision() -> None:
-    api = an_api()
+    api = new_api()
     for name in "abcde":
-        await created(api, a_pod(name))
+        await created(api, new_pod(name))
     page = await done(api, "GET", COLLECTION, limit="2")
     pages = [page]
     await done(api, "DELETE", f"{COLLECTION}/c")
-    await created(api, a_pod("d2"))
+    await created(api, new_pod("d2"))
     while token := page["metadata"].get("continue"):
         page = await done(api, "GET", COLLECTION, limit="2", **{"continue": token})
         pages.append(page)
@@ -624,9 +624,9 @@ async def test_all_pages_show_one_revision() -> None:
 
 
 async def test_list_at_version_0_ignores_limit() -> None:
-    api = an_api()
+    api = new_api()
     for name in "abc":
-        await created(api, a_pod(name))
+        await created(api, new_pod(name))
     assert await names(api, limit="1", resourceVersion="0") == ["a", "b", "c"]
 
 
@@ -634,10 +634,10 @@ async def test_list_at_version_0_ignores_limit() -> None:
 
 
 async def test_watch_reports_changes_after_its_version() -> None:
-    api = an_api()
-    version = version_of(await created(api, a_pod("before")))
-    async with a_watch(api, resourceVersion=version) as events:
-        pod = await created(api, a_pod())
+    api = new_api()
+    version = version_of(await created(api, new_pod("before")))
+    async with new_watch(api, resourceVersion=version) as events:
+        pod = await created(api, new_pod())
         assert await events.next() == ("ADDED", pod)
         pod = await done(api, "PATCH", POD, {"spec": {"activeDeadlineSeconds": 60}}, MERGE)
         await created(api, {"metadata": {"name": "c"}}, CONFIGMAPS)
@@ -650,25 +650,25 @@ async def test_watch_reports_changes_after_its_version() -> None:
 
 
 async def test_watch_is_limited_to_its_namespace() -> None:
-    api = an_api()
-    async with a_watch(api, PODS.path("b")) as events:
-        await done(api, "POST", PODS.path("a"), a_pod("x"))
-        await done(api, "POST", PODS.path("b"), a_pod("y"))
+    api = new_api()
+    async with new_watch(api, PODS.path("b")) as events:
+        await done(api, "POST", PODS.path("a"), new_pod("x"))
+        await done(api, "POST", PODS.path("b"), new_pod("y"))
         assert await events.brief() == ("ADDED", "y")
 
 
 async def test_watch_without_version_starts_with_existing_objects() -> None:
-    api = an_api()
-    await created(api, a_pod("a"))
+    api = new_api()
+    await created(api, new_pod("a"))
     for query in ({}, {"resourceVersion": "0"}):
-        async with a_watch(api, **query) as events:
+        async with new_watch(api, **query) as events:
             assert await events.brief() == ("ADDED", "a")
 
 
 async def test_selection_changes_are_added_and_deleted_events() -> None:
-    api = an_api()
-    await created(api, a_pod())
-    async with a_watch(api, labelSelector="on=yes") as events:
+    api = new_api()
+    await created(api, new_pod())
+    async with new_watch(api, labelSelector="on=yes") as events:
         entered = await done(api, "PATCH", POD, {"metadata": {"labels": {"on": "yes"}}}, MERGE)
         assert await events.next() == ("ADDED", entered)
         left = await done(api, "PATCH", POD, {"metadata": {"labels": {"on": "no"}}}, MERGE)
@@ -679,11 +679,11 @@ async def test_selection_changes_are_added_and_deleted_events() -> None:
 
 
 async def test_compacted_version_is_error_event() -> None:
-    api = an_api()
-    old = version_of(await created(api, a_pod("a")))
-    await created(api, a_pod("b"))
+    api = new_api()
+    old = version_of(await created(api, new_pod("a")))
+    await created(api, new_pod("b"))
     api.compact()
-    async with a_watch(api, resourceVersion=old) as events:
+    async with new_watch(api, resourceVersion=old) as events:
         type, status = await events.next()
         assert type == "ERROR"
         assert (status["code"], status["reason"]) == (410, "Expired")
@@ -692,30 +692,30 @@ async def test_compacted_version_is_error_event() -> None:
 
 
 async def test_streamed_list_ends_with_bookmark() -> None:
-    api = an_api()
-    await created(api, a_pod("a"))
-    await created(api, a_pod("b"))
+    api = new_api()
+    await created(api, new_pod("a"))
+    await created(api, new_pod("b"))
     query = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}
-    async with a_watch(api, **query) as events:
+    async with new_watch(api, **query) as events:
         assert await events.brief() == ("ADDED", "a")
         assert await events.brief() == ("ADDED", "b")
         type, mark = await events.next()
         assert type == "BOOKMARK"
         assert mark["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
         assert version_of(mark) == version_of(await done(api, "GET", COLLECTION))
-        await created(api, a_pod("c"))
+        await created(api, new_pod("c"))
         assert await events.brief() == ("ADDED", "c")
 
 
 async def test_streamed_list_without_version_match_is_invalid() -> None:
-    code, status = await answer(an_api(), "GET", COLLECTION, watch="1", sendInitialEvents="true")
+    code, status = await answer(new_api(), "GET", COLLECTION, watch="1", sendInitialEvents="true")
     assert code == 422
     assert "sendInitialEvents" in status["message"]
 
 
 async def test_watch_without_initial_events_starts_now() -> None:
-    api = an_api()
-    await created(api, a_pod("a"))
-    async with a_watch(api, sendInitialEvents="false", resourceVersionMatch="NotOlderThan") as events:
-        await created(api, a_pod("b"))
+    api = new_api()
+    await created(api, new_pod("a"))
+    async with new_watch(api, sendInitialEvents="false", resourceVersionMatch="NotOlderThan") as events:
+        await created(api, new_pod("b"))
         assert await events.brief() == ("ADDED", "b")

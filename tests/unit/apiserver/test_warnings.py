@@ -9,7 +9,7 @@ from tapestry.apiserver.warnings.addresses import cidr_warnings, ip_warnings
 from tapestry.apiserver.warnings.kinds import pod_warnings
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 PODS = "/api/v1/namespaces/default/pods"
 FUTURE = "will be considered invalid in a future Kubernetes release"
@@ -81,21 +81,21 @@ def test_network_with_host_bits_causes_warning() -> None:
     assert list(cidr_warnings("at", "10.0.0.0/8")) == []
 
 
-async def test_warning_is_in_response_header(call: Hand) -> None:
+async def test_warning_is_in_response_header(call: ServerClient) -> None:
     response = await call.answer("POST", PODS, pod_body(nodeSelector={"beta.kubernetes.io/arch": "x"}))
     assert isinstance(response, ApiResponse)
     assert response.status == 201
     assert 'use \\"kubernetes.io/arch\\" instead' in response.headers["Warning"]
 
 
-async def test_deprecated_kind_causes_warning_if_not_found(call: Hand) -> None:
+async def test_deprecated_kind_causes_warning_if_not_found(call: ServerClient) -> None:
     response = await call.answer("GET", "/api/v1/namespaces/default/endpoints/none")
     assert isinstance(response, ApiResponse)
     assert response.status == 404
     assert response.headers["Warning"].startswith('299 - "v1 Endpoints is deprecated in v1.33+')
 
 
-async def test_job_deletion_without_policy_causes_warning(call: Hand) -> None:
+async def test_job_deletion_without_policy_causes_warning(call: ServerClient) -> None:
     jobs = "/apis/batch/v1/namespaces/default/jobs"
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
     for name, options, has_warning in (("a", None, True), ("b", {"propagationPolicy": "Background"}, False)):
@@ -105,7 +105,7 @@ async def test_job_deletion_without_policy_causes_warning(call: Hand) -> None:
         assert ("child pods are preserved" in response.headers.get("Warning", "")) is has_warning
 
 
-async def test_warning_header_is_sanitized_and_limited(call: Hand) -> None:
+async def test_warning_header_is_sanitized_and_limited(call: ServerClient) -> None:
     fields = {f"odd\r\nX-{number}": 1 for number in range(200)}
     response = await call.answer("POST", "/api/v1/namespaces/default/configmaps", {"metadata": {"name": "m"}, **fields})
     assert isinstance(response, ApiResponse)

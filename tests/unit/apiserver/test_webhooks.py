@@ -11,12 +11,12 @@ import pytest
 from aiohttp import web
 
 from tapestry.apiserver import bootstrap
+from tapestry.apiserver.core.outgoing_http import ServiceResolver, ServiceUnresolved
 from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.responses import ApiResponse
-from tapestry.apiserver.core.webhook_client import ServiceResolver, ServiceUnresolved
 from tapestry.kube.objects import Object
 
-from .conftest import Hand
+from .conftest import ServerClient
 from .hooks import Hook, Say, allowing, denying, listening, patching
 
 MAPS = "/api/v1/namespaces/default/configmaps"
@@ -55,11 +55,11 @@ def configuration_body(*hooks: Object, name: str = "hooks") -> Object:
     return {"metadata": {"name": name}, "webhooks": list(hooks)}
 
 
-async def create_mutating(call: Hand, *hooks: Object, name: str = "hooks") -> Object:
+async def create_mutating(call: ServerClient, *hooks: Object, name: str = "hooks") -> Object:
     return await call.made(f"{GROUP}/mutatingwebhookconfigurations", configuration_body(*hooks, name=name))
 
 
-async def create_validating(call: Hand, *hooks: Object, name: str = "hooks") -> Object:
+async def create_validating(call: ServerClient, *hooks: Object, name: str = "hooks") -> Object:
     return await call.made(f"{GROUP}/validatingwebhookconfigurations", configuration_body(*hooks, name=name))
 
 
@@ -70,7 +70,7 @@ def map_body(name: str = "a", **data: str) -> Object:
 # -- requests
 
 
-async def test_webhook_gets_user_operation_and_object(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_user_operation_and_object(call: ServerClient, listen: Listen) -> None:
     hook = await listen()
     await create_validating(call, hook_body(hook.client))
     created = await call.made(MAPS, map_body(k="v"))
@@ -87,7 +87,7 @@ async def test_webhook_gets_user_operation_and_object(call: Hand, listen: Listen
     assert "subResource" not in request
 
 
-async def test_webhook_gets_updates_and_deletions(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_updates_and_deletions(call: ServerClient, listen: Listen) -> None:
     hook = await listen()
     await call.made(MAPS, map_body(k="1"))
     await create_validating(call, hook_body(hook.client))
@@ -106,7 +106,9 @@ async def test_webhook_gets_updates_and_deletions(call: Hand, listen: Listen) ->
 
 
 @pytest.mark.parametrize("configure", [create_mutating, create_validating])
-async def test_webhook_gets_writes_without_changes(call: Hand, listen: Listen, configure: Callable[..., Any]) -> None:
+async def test_webhook_gets_writes_without_changes(
+    call: ServerClient, listen: Listen, configure: Callable[..., Any]
+) -> None:
     hook = await listen()
     before = await call.made(MAPS, map_body(k="1"))
     await configure(call, hook_body(hook.client))
@@ -118,7 +120,7 @@ async def test_webhook_gets_writes_without_changes(call: Hand, listen: Listen, c
     assert (status, "not even this" in response["message"]) == (400, True)
 
 
-async def test_mutation_does_not_affect_equal_specs(call: Hand, listen: Listen) -> None:
+async def test_mutation_does_not_affect_equal_specs(call: ServerClient, listen: Listen) -> None:
     steps = [
         {"op": "add", "path": "/spec/containers/0/env", "value": [{"name": "A", "value": "b"}]},
         {"op": "remove", "path": "/spec/tolerations/0"},
@@ -135,7 +137,7 @@ async def test_mutation_does_not_affect_equal_specs(call: Hand, listen: Listen) 
     assert one == {**odd, "tolerations": [one["tolerations"][0], *odd["tolerations"]]}
 
 
-async def test_subresource_needs_its_own_rule(call: Hand, listen: Listen) -> None:
+async def test_subresource_needs_its_own_rule(call: ServerClient, listen: Listen) -> None:
     hook = await listen()
     rule = {**ANY, "resources": ["pods/status"]}
     await create_validating(call, hook_body(hook.client, rules=[rule]))
@@ -157,7 +159,9 @@ async def test_subresource_needs_its_own_rule(call: Hand, listen: Listen) -> Non
         (denying(), 400, 'admission webhook "one.example.com" denied the request without explanation'),
     ],
 )
-async def test_denial_has_kubernetes_wording(call: Hand, listen: Listen, say: Say, status: int, message: str) -> None:
+async def test_denial_has_kubernetes_wording(
+    call: ServerClient, listen: Listen, say: Say, status: int, message: str
+) -> None:
     hook = await listen(say)
     await create_validating(call, hook_body(hook.client))
     code, response = await call("POST", MAPS, map_body())
@@ -165,14 +169,14 @@ async def test_denial_has_kubernetes_wording(call: Hand, listen: Listen, say: Sa
     assert (await call("GET", f"{MAPS}/a"))[0] == 404
 
 
-async def test_first_of_several_denials_is_returned(call: Hand, listen: Listen) -> None:
+async def test_first_of_several_denials_is_returned(call: ServerClient, listen: Listen) -> None:
     one, two = await listen(denying("one")), await listen(denying("two"))
     await create_validating(call, hook_body(one.client), hook_body(two.client, "two.example.com"))
     assert (await call("POST", MAPS, map_body()))[1]["message"].endswith("one")
     assert len(one.requests) == len(two.requests) == 1
 
 
-async def test_webhook_warning_reaches_client(call: Hand, listen: Listen) -> None:
+async def test_webhook_warning_reaches_client(call: ServerClient, listen: Listen) -> None:
     hook = await listen(lambda _: {"allowed": True, "warnings": ["look out"]})
     await create_validating(call, hook_body(hook.client))
     response = await call.answer("POST", MAPS, map_body())
@@ -180,7 +184,7 @@ async def test_webhook_warning_reaches_client(call: Hand, listen: Listen) -> Non
     assert response.headers["Warning"] == '299 - "look out"'
 
 
-async def test_webhook_audit_annotations_are_recorded(call: Hand, listen: Listen) -> None:
+async def test_webhook_audit_annotations_are_recorded(call: ServerClient, listen: Listen) -> None:
     hook = await listen(lambda _: {"allowed": True, "auditAnnotations": {"why": "because"}})
     await create_validating(call, hook_body(hook.client))
     request = Call("POST", MAPS, {}, {}, b'{"metadata":{"name":"a"}}', call.user)
@@ -191,7 +195,7 @@ async def test_webhook_audit_annotations_are_recorded(call: Hand, listen: Listen
 # -- mutations
 
 
-async def test_mutation_is_stored_and_validated(call: Hand, listen: Listen) -> None:
+async def test_mutation_is_stored_and_validated(call: ServerClient, listen: Listen) -> None:
     mutating_hook = await listen(patching({"op": "add", "path": "/data", "value": {"k": "patched"}}))
     validating_hook = await listen()
     await create_mutating(call, hook_body(mutating_hook.client))
@@ -200,7 +204,7 @@ async def test_mutation_is_stored_and_validated(call: Hand, listen: Listen) -> N
     assert created["data"] == validating_hook.requests[0]["object"]["data"] == {"k": "patched"}
 
 
-async def test_mutation_is_defaulted_and_pruned(call: Hand, listen: Listen) -> None:
+async def test_mutation_is_defaulted_and_pruned(call: ServerClient, listen: Listen) -> None:
     container = {"name": "side", "image": "sidecar", "surprise": True}
     hook = await listen(patching({"op": "add", "path": "/spec/containers/-", "value": container}))
     await create_mutating(
@@ -212,7 +216,7 @@ async def test_mutation_is_defaulted_and_pruned(call: Hand, listen: Listen) -> N
     assert "surprise" not in side
 
 
-async def test_mutating_webhooks_run_in_name_order(call: Hand, listen: Listen) -> None:
+async def test_mutating_webhooks_run_in_name_order(call: ServerClient, listen: Listen) -> None:
     first = await listen(patching({"op": "add", "path": "/data/order", "value": "first"}))
     second = await listen(patching({"op": "add", "path": "/data/order", "value": "then"}))
     await create_mutating(call, hook_body(second.client), name="b")
@@ -223,7 +227,7 @@ async def test_mutating_webhooks_run_in_name_order(call: Hand, listen: Listen) -
 
 
 @pytest.mark.parametrize(("policy", "call_count"), [("IfNeeded", 2), ("Never", 1)])
-async def test_webhook_is_reinvoked_if_needed(call: Hand, listen: Listen, policy: str, call_count: int) -> None:
+async def test_webhook_is_reinvoked_if_needed(call: ServerClient, listen: Listen, policy: str, call_count: int) -> None:
     first = await listen()
     second = await listen(patching({"op": "add", "path": "/data/k", "value": "changed"}))
     await create_mutating(
@@ -237,7 +241,7 @@ async def test_webhook_is_reinvoked_if_needed(call: Hand, listen: Listen, policy
     assert first.requests[-1]["object"]["data"]["k"] == ("changed" if call_count == 2 else "v")
 
 
-async def test_patch_that_does_not_apply_fails_write(call: Hand, listen: Listen) -> None:
+async def test_patch_that_does_not_apply_fails_write(call: ServerClient, listen: Listen) -> None:
     hook = await listen(patching({"op": "remove", "path": "/data/missing"}))
     await create_mutating(call, hook_body(hook.client, failurePolicy="Ignore"))
     status, response = await call("POST", MAPS, map_body())
@@ -245,7 +249,7 @@ async def test_patch_that_does_not_apply_fails_write(call: Hand, listen: Listen)
     assert response["message"].startswith("Internal error occurred: ")
 
 
-async def test_webhook_cannot_modify_deletion(call: Hand, listen: Listen) -> None:
+async def test_webhook_cannot_modify_deletion(call: ServerClient, listen: Listen) -> None:
     hook = await listen(patching({"op": "add", "path": "/data/k", "value": "v"}))
     await call.made(MAPS, map_body())
     await create_mutating(call, hook_body(hook.client))
@@ -257,7 +261,7 @@ async def test_webhook_cannot_modify_deletion(call: Hand, listen: Listen) -> Non
     assert (await call("GET", f"{MAPS}/a"))[0] == 200
 
 
-async def test_webhook_cannot_change_namespace(call: Hand, listen: Listen) -> None:
+async def test_webhook_cannot_change_namespace(call: ServerClient, listen: Listen) -> None:
     hook = await listen(patching({"op": "replace", "path": "/metadata/namespace", "value": "kube-system"}))
     await create_mutating(call, hook_body(hook.client))
     status, response = await call("POST", MAPS, map_body())
@@ -265,7 +269,7 @@ async def test_webhook_cannot_change_namespace(call: Hand, listen: Listen) -> No
     assert "does not match the namespace" in response["message"]
 
 
-async def test_webhook_can_choose_generated_name(call: Hand, listen: Listen) -> None:
+async def test_webhook_can_choose_generated_name(call: ServerClient, listen: Listen) -> None:
     hook = await listen()
     await create_mutating(call, hook_body(hook.client))
     created = await call.made(MAPS, {"metadata": {"generateName": "a-"}})
@@ -277,7 +281,7 @@ async def test_webhook_can_choose_generated_name(call: Hand, listen: Listen) -> 
     assert (await call("GET", f"{MAPS}/chosen"))[0] == 200
 
 
-async def test_patch_with_wrong_type_is_internal_error(call: Hand, listen: Listen) -> None:
+async def test_patch_with_wrong_type_is_internal_error(call: ServerClient, listen: Listen) -> None:
     hook = await listen(patching({"op": "add", "path": "/data", "value": 7}))
     await create_mutating(call, hook_body(hook.client))
     status, response = await call("POST", MAPS, map_body())
@@ -287,7 +291,7 @@ async def test_patch_with_wrong_type_is_internal_error(call: Hand, listen: Liste
 # -- matching
 
 
-async def test_selectors_match_object_and_namespace_labels(call: Hand, listen: Listen) -> None:
+async def test_selectors_match_object_and_namespace_labels(call: ServerClient, listen: Listen) -> None:
     hook = await listen(denying())
     await create_validating(
         call,
@@ -302,7 +306,7 @@ async def test_selectors_match_object_and_namespace_labels(call: Hand, listen: L
     assert (status, "two.example.com" in response["message"]) == (400, True)
 
 
-async def test_match_conditions_limit_webhook(call: Hand, listen: Listen) -> None:
+async def test_match_conditions_limit_webhook(call: ServerClient, listen: Listen) -> None:
     hook = await listen(denying())
     conditions = [{"name": "only-k", "expression": "has(object.data) && 'k' in object.data"}]
     await create_validating(call, hook_body(hook.client, matchConditions=conditions))
@@ -310,7 +314,7 @@ async def test_match_conditions_limit_webhook(call: Hand, listen: Listen) -> Non
     assert (await call("POST", MAPS, map_body("b", k="v")))[0] == 400
 
 
-async def test_webhooks_do_not_apply_to_configurations(call: Hand, listen: Listen) -> None:
+async def test_webhooks_do_not_apply_to_configurations(call: ServerClient, listen: Listen) -> None:
     hook = await listen(denying())
     everything = {"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"]}
     await create_validating(call, hook_body(hook.client, rules=[everything]))
@@ -319,7 +323,7 @@ async def test_webhooks_do_not_apply_to_configurations(call: Hand, listen: Liste
     await call.made(MAPS, map_body())
 
 
-async def test_dry_run_calls_webhook_without_side_effects(call: Hand, listen: Listen) -> None:
+async def test_dry_run_calls_webhook_without_side_effects(call: ServerClient, listen: Listen) -> None:
     hook = await listen()
     await create_validating(call, hook_body(hook.client))
     assert (await call("POST", MAPS, map_body(), dryRun="All"))[0] == 201
@@ -327,7 +331,7 @@ async def test_dry_run_calls_webhook_without_side_effects(call: Hand, listen: Li
     assert hook.requests[0]["options"]["dryRun"] == ["All"]
 
 
-async def test_webhook_gets_equivalent_version_of_rule(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_equivalent_version_of_rule(call: ServerClient, listen: Listen) -> None:
     hook = await listen()
     rule = {"operations": ["*"], "apiGroups": ["autoscaling"], "apiVersions": ["v1"], "resources": ["*"]}
     await create_validating(call, hook_body(hook.client, rules=[rule]))
@@ -354,7 +358,7 @@ async def test_webhook_gets_equivalent_version_of_rule(call: Hand, listen: Liste
 # -- failures
 
 
-async def failure_message(call: Hand, hook: Object) -> str:
+async def failure_message(call: ServerClient, hook: Object) -> str:
     """The error of a write whose webhook fails. Also checks that the write succeeds with failurePolicy Ignore."""
     await create_validating(call, hook)
     status, response = await call("POST", MAPS, map_body())
@@ -366,7 +370,7 @@ async def failure_message(call: Hand, hook: Object) -> str:
     return message.removeprefix('Internal error occurred: failed calling webhook "one.example.com": ')
 
 
-async def test_unreachable_webhook_follows_failure_policy(call: Hand, listen: Listen) -> None:
+async def test_unreachable_webhook_follows_failure_policy(call: ServerClient, listen: Listen) -> None:
     client = {"url": "https://127.0.0.1:1/hook"}
     assert await failure_message(call, hook_body(client)) == (
         'failed to call webhook: Post "https://127.0.0.1:1/hook?timeout=10s": '
@@ -374,7 +378,7 @@ async def test_unreachable_webhook_follows_failure_policy(call: Hand, listen: Li
     )
 
 
-async def test_certificate_of_unknown_authority_is_rejected(call: Hand, listen: Listen) -> None:
+async def test_certificate_of_unknown_authority_is_rejected(call: ServerClient, listen: Listen) -> None:
     hook = await listen()
     other = await listen(allowing, "127.0.0.1", "another.example.com")
     message = await failure_message(call, hook_body({**hook.client, "caBundle": other.bundle}))
@@ -382,7 +386,7 @@ async def test_certificate_of_unknown_authority_is_rejected(call: Hand, listen: 
     assert hook.requests == []
 
 
-async def test_certificate_for_other_name_is_rejected(call: Hand, listen: Listen) -> None:
+async def test_certificate_for_other_name_is_rejected(call: ServerClient, listen: Listen) -> None:
     hook = await listen(allowing, "elsewhere.example.com")
     message = await failure_message(call, hook_body(hook.client))
     assert message.endswith("x509: cannot validate certificate for 127.0.0.1 because it doesn't contain any IP SANs")
@@ -418,12 +422,12 @@ async def test_certificate_for_other_name_is_rejected(call: Hand, listen: Listen
         ),
     ],
 )
-async def test_invalid_response_is_failure(call: Hand, listen: Listen, say: Say, error: str) -> None:
+async def test_invalid_response_is_failure(call: ServerClient, listen: Listen, say: Say, error: str) -> None:
     hook = await listen(say)
     assert (await failure_message(call, hook_body(hook.client))).startswith(error)
 
 
-async def test_slow_webhook_times_out(call: Hand, listen: Listen) -> None:
+async def test_slow_webhook_times_out(call: ServerClient, listen: Listen) -> None:
     hook = await listen(lambda _: asyncio.Event().wait())
     await create_validating(call, hook_body(hook.client, timeoutSeconds=1))
     status, response = await call("POST", MAPS, map_body())
@@ -434,9 +438,11 @@ async def test_slow_webhook_times_out(call: Hand, listen: Listen) -> None:
     )
 
 
-async def test_oversized_response_is_failure(call: Hand, listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapestry.apiserver.core.webhook_client.MAX_RESPONSE_BYTES", 1000)
-    monkeypatch.setattr("tapestry.apiserver.core.webhook_client.MAX_RESPONSE_GROWTH", 0)
+async def test_oversized_response_is_failure(
+    call: ServerClient, listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tapestry.apiserver.core.outgoing_http.MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr("tapestry.apiserver.core.outgoing_http.MAX_RESPONSE_GROWTH", 0)
     hook = await listen(lambda _: {"allowed": True, "warnings": ["x" * 2000]})
     assert (
         await failure_message(call, hook_body(hook.client))
@@ -446,7 +452,7 @@ async def test_oversized_response_is_failure(call: Hand, listen: Listen, monkeyp
 # -- Services
 
 
-async def test_service_webhook_certificate_has_service_name(call: Hand, listen: Listen) -> None:
+async def test_service_webhook_certificate_has_service_name(call: ServerClient, listen: Listen) -> None:
     hook = await listen(allowing, "guard.default.svc")
     service = {"metadata": {"name": "guard"}, "spec": {"type": "ExternalName", "externalName": "localhost"}}
     await call.made("/api/v1/namespaces/default/services", service)
@@ -456,7 +462,7 @@ async def test_service_webhook_certificate_has_service_name(call: Hand, listen: 
     assert len(hook.requests) == 1
 
 
-async def test_service_resolves_to_ready_endpoint_or_cluster_ip(call: Hand) -> None:
+async def test_service_resolves_to_ready_endpoint_or_cluster_ip(call: ServerClient) -> None:
     port = {"port": 443, "targetPort": 8443, "name": "https"}
     spec = {"ports": [port], "clusterIP": "None"}
     services = ServiceResolver(call.server.verbs.store, Random(1))
@@ -478,14 +484,14 @@ async def test_service_resolves_to_ready_endpoint_or_cluster_ip(call: Hand) -> N
     assert services.address("default", "guard", {**spec, "clusterIP": "10.96.0.9"}, 443) == ("10.0.0.7", 8443)
 
 
-async def test_missing_service_follows_failure_policy(call: Hand) -> None:
+async def test_missing_service_follows_failure_policy(call: ServerClient) -> None:
     client = {"service": {"name": "guard", "namespace": "default", "path": "/judge"}}
     assert (await failure_message(call, hook_body(client))) == (
         'failed to call webhook: Post "https://guard.default.svc:443/judge?timeout=10s": service "guard" not found'
     )
 
 
-async def test_connections_are_reused(call: Hand, listen: Listen) -> None:
+async def test_connections_are_reused(call: ServerClient, listen: Listen) -> None:
     hook = await listen()
     await create_validating(call, hook_body(hook.client))
     for number in range(5):
@@ -497,7 +503,7 @@ async def test_connections_are_reused(call: Hand, listen: Listen) -> None:
 # -- subresources
 
 
-async def test_webhook_gets_scale(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_scale(call: ServerClient, listen: Listen) -> None:
     hook = await listen(patching({"op": "replace", "path": "/spec/replicas", "value": 2}))
     rule = {"operations": ["*"], "apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["deployments/scale"]}
     await create_mutating(call, hook_body(hook.client, rules=[rule]))
@@ -512,7 +518,7 @@ async def test_webhook_gets_scale(call: Hand, listen: Listen) -> None:
     assert request["oldObject"]["spec"]["replicas"] == 1
 
 
-async def test_webhook_gets_binding(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_binding(call: ServerClient, listen: Listen) -> None:
     hook = await listen(denying("not there"))
     await call.made(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
     rule = {**ANY, "resources": ["pods/binding"]}
@@ -523,7 +529,7 @@ async def test_webhook_gets_binding(call: Hand, listen: Listen) -> None:
     assert request["object"]["target"] == {"name": "n"}
 
 
-async def test_webhook_gets_connect_request(call: Hand, listen: Listen) -> None:
+async def test_webhook_gets_connect_request(call: ServerClient, listen: Listen) -> None:
     hook = await listen(denying("nobody gets in"))
     await call.made(PODS, {"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
     _, admitted = await call("POST", f"{PODS}/web/exec", command="ls")
@@ -538,7 +544,7 @@ async def test_webhook_gets_connect_request(call: Hand, listen: Listen) -> None:
     assert request["object"] == {"kind": "PodExecOptions", "apiVersion": "v1", "command": ["ls"], "stdin": True}
 
 
-async def test_bootstrap_does_not_call_webhooks(call: Hand) -> None:
+async def test_bootstrap_does_not_call_webhooks(call: ServerClient) -> None:
     everything = {"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"]}
     await call("DELETE", "/api/v1/namespaces/kube-node-lease")
     await call("PUT", "/api/v1/namespaces/kube-node-lease/finalize", {"metadata": {"name": "kube-node-lease"}})
@@ -580,7 +586,7 @@ async def test_bootstrap_does_not_call_webhooks(call: Hand) -> None:
         ({"rules": [{**ANY, "operations": []}]}, "webhooks[0].rules[0].operations: Required value"),
     ],
 )
-async def test_invalid_configuration_is_rejected(call: Hand, change: Object, message: str) -> None:
+async def test_invalid_configuration_is_rejected(call: ServerClient, change: Object, message: str) -> None:
     hook = {
         key: value for key, value in (hook_body({"url": "https://a.example.com"}) | change).items() if value is not None
     }
@@ -589,7 +595,7 @@ async def test_invalid_configuration_is_rejected(call: Hand, change: Object, mes
     assert message in response["message"]
 
 
-async def test_configuration_gets_defaults(call: Hand) -> None:
+async def test_configuration_gets_defaults(call: ServerClient) -> None:
     service = {"name": "guard", "namespace": "default"}
     created = await create_mutating(call, hook_body({"service": service}))
     [hook] = created["webhooks"]

@@ -27,7 +27,7 @@ from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.kube.budget import CURRENT_BUDGET, SLICE_UNITS, DeadlineExceeded, charge, checkpoint
 from tapestry.kube.objects import Object
 
-from .conftest import ADMIN, Hand
+from .conftest import ADMIN, ServerClient
 
 HERE = "/api/v1/namespaces/default"
 ROLES = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles"
@@ -45,7 +45,7 @@ def worker() -> Iterator[Worker]:
 
 
 @pytest.fixture
-def client(call: Hand, worker: Worker) -> "HandlerClient":
+def client(call: ServerClient, worker: Worker) -> "HandlerClient":
     config = ApiServerConfig(backend="memory")
     handler = build_request_handler(
         config, call.server, call.accounts, build_inflight_limiter(config), build_connection_limiter(config)
@@ -167,7 +167,7 @@ async def test_pod_with_many_ports_does_not_block(client: HandlerClient) -> None
     assert pause < 1
 
 
-async def test_huge_role_is_rejected_quickly(call: Hand, client: HandlerClient) -> None:
+async def test_huge_role_is_rejected_quickly(call: ServerClient, client: HandlerClient) -> None:
     reference = {"kind": "ClusterRole", "name": "admin", "apiGroup": "rbac.authorization.k8s.io"}
     subjects = [{"kind": "User", "name": TENANT.name, "apiGroup": "rbac.authorization.k8s.io"}]
     binding = {"metadata": {"name": "tenant"}, "roleRef": reference, "subjects": subjects}

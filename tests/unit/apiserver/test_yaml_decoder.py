@@ -15,7 +15,7 @@ from tapestry.apiserver.core.yaml_decoder import MAX_DUPLICATE_KEYS, YamlError, 
 from tapestry.kube.budget import CURRENT_BUDGET
 from tapestry.kube.errors import BadRequest
 
-from .conftest import Hand
+from .conftest import ServerClient
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 MAPS = "/api/v1/namespaces/default/configmaps"
@@ -173,7 +173,7 @@ def test_brackets_within_strings_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("kind", [YAML, APPLY])
-async def test_other_requests_run_while_yaml_decodes(call: Hand, kind: str) -> None:
+async def test_other_requests_run_while_yaml_decodes(call: ServerClient, kind: str) -> None:
     lines = b"".join(b"  k%d: v\n" % at for at in range(90_000))
     head = b"apiVersion: v1\nkind: Other\nmetadata: {name: a}\ndata:\n"
     method, path = ("POST", MAPS) if kind == YAML else ("PATCH", f"{MAPS}/a")
@@ -190,7 +190,7 @@ async def test_other_requests_run_while_yaml_decodes(call: Hand, kind: str) -> N
     assert answered > 20
 
 
-async def test_bomb_without_rights_is_rejected_quickly(call: Hand) -> None:
+async def test_bomb_without_rights_is_rejected_quickly(call: ServerClient) -> None:
     for name in ("merge keys", "aliases", "many values"):
         started = time.process_time()
         status, _ = await call("POST", REVIEWS, BOMBS[name], kind=YAML)
@@ -198,7 +198,7 @@ async def test_bomb_without_rights_is_rejected_quickly(call: Hand) -> None:
         assert time.process_time() - started < 5
 
 
-async def test_duplicate_json_fields_are_reported_up_to_limit(call: Hand) -> None:
+async def test_duplicate_json_fields_are_reported_up_to_limit(call: ServerClient) -> None:
     body = b'{"metadata":{"name":"m"},"data":{%b"z":"z"}}' % (b'"a":"b",' * (MAX_BODY_BYTES // 10))
     response: Any = await call.answer("POST", MAPS, body)
     assert (response.status, response.headers["Warning"]) == (201, '299 - "duplicate field \\"data.a\\""')

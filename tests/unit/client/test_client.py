@@ -281,13 +281,13 @@ async def test_response_of_non_api_server_is_transport_error(verb: Verb, body: b
 # -- converge
 
 
-def an_api(*resources: Resource) -> tuple[InProcessApi, Client]:
+def new_api(*resources: Resource) -> tuple[InProcessApi, Client]:
     api = InProcessApi(resources or (PODS, CONFIGMAPS, BINDINGS), now=lambda: START)
     return api, Client(api)
 
 
 async def test_converge_writes_nothing_when_equal() -> None:
-    api, client = an_api()
+    api, client = new_api()
     cached = await client.create(BINDINGS, {**object_named("east"), "spec": {"clusterID": "c"}})
     found = await client.converge(BINDINGS, cached, {**object_named("east"), "spec": {"clusterID": "c", "gone": None}})
     assert found is cached
@@ -295,7 +295,7 @@ async def test_converge_writes_nothing_when_equal() -> None:
 
 
 async def test_converge_patches_only_the_differences() -> None:
-    api, client = an_api()
+    api, client = new_api()
     cached = await client.create(BINDINGS, {**object_named("east"), "spec": {"mine": 1, "old": 2, "theirs": 3}})
     wanted = {"metadata": {"name": "east", "labels": {"a": "b"}}, "spec": {"mine": 4, "old": None}}
     found = await client.converge(BINDINGS, cached, wanted)
@@ -306,7 +306,7 @@ async def test_converge_patches_only_the_differences() -> None:
 
 
 async def test_converge_writes_status_separately() -> None:
-    api, client = an_api()
+    api, client = new_api()
     cached = await client.create(BINDINGS, {**object_named("east"), "spec": {"a": 1}})
     wanted = {**object_named("east"), "spec": {"a": 2}, "status": {"phase": "Ready"}}
     found = await client.converge(BINDINGS, cached, wanted)
@@ -341,13 +341,13 @@ async def test_converge_creates_without_absent_fields() -> None:
 
 
 async def test_converge_writes_status_after_create() -> None:
-    _, client = an_api()
+    _, client = new_api()
     found = await client.converge(BINDINGS, None, {**object_named("east"), "status": {"phase": "Ready"}})
     assert found["status"] == {"phase": "Ready"}
 
 
 async def test_converge_does_not_overwrite_an_uncached_object() -> None:
-    api, client = an_api()
+    api, client = new_api()
     there = await client.create(BINDINGS, {**object_named("east"), "spec": {"owner": "somebody"}})
     with pytest.raises(AlreadyExists):
         await client.converge(BINDINGS, None, {**object_named("east"), "spec": {"owner": "us"}})
@@ -355,7 +355,7 @@ async def test_converge_does_not_overwrite_an_uncached_object() -> None:
 
 
 async def test_converge_with_stale_cache_is_a_conflict() -> None:
-    _, client = an_api()
+    _, client = new_api()
     stale = await client.create(BINDINGS, {**object_named("east"), "spec": {"a": 1}})
     await client.patch(BINDINGS, stale, {"spec": {"a": 2}})
     with pytest.raises(Conflict):
@@ -381,7 +381,7 @@ def contains(found: Any, wanted: Any) -> bool:
 @given(FIELDS, FIELDS, FIELDS)
 def test_converge_is_complete_and_idempotent(before: Object, spec: Object, status: Object) -> None:
     async def scenario() -> None:
-        _, client = an_api(BINDINGS)
+        _, client = new_api(BINDINGS)
         cached = await client.converge(BINDINGS, None, {**object_named("east"), "spec": before})
         wanted = {**object_named("east"), "spec": spec, "status": status}
         found = await client.converge(BINDINGS, cached, wanted)
@@ -395,7 +395,7 @@ def test_converge_is_complete_and_idempotent(before: Object, spec: Object, statu
 
 
 async def test_list_returns_all_pages_of_one_snapshot() -> None:
-    _, client = an_api()
+    _, client = new_api()
     for number in range(5):
         await client.create(PODS, specimen(PODS, f"p{number}", "default"))
     names, versions = [], set()
@@ -429,7 +429,7 @@ async def test_selectors_are_sent_with_every_page() -> None:
 
 
 async def test_list_with_expired_pages_raises_gone() -> None:
-    api, client = an_api()
+    api, client = new_api()
     for number in range(3):
         await client.create(PODS, specimen(PODS, f"p{number}", "default"))
     pages = client.pages(PODS, "default", page_size=2)
@@ -453,7 +453,7 @@ def test_garbage_collector_is_enabled_after_a_page() -> None:
 
 
 async def test_object_lifecycle() -> None:
-    api, client = an_api()
+    api, client = new_api()
     made = await client.create(CONFIGMAPS, {**object_named("c", "default"), "data": {"a": "1"}})
     patched = await client.patch(CONFIGMAPS, made, {"data": {"b": "2"}})
     assert patched["data"] == {"a": "1", "b": "2"}
@@ -472,7 +472,7 @@ async def test_object_lifecycle() -> None:
 
 
 async def test_missing_object_is_not_found() -> None:
-    _, client = an_api()
+    _, client = new_api()
     made = await client.create(CONFIGMAPS, object_named("c", "default"))
     assert await client.find(CONFIGMAPS, "c", "default") == made
     for _ in range(2):
@@ -489,7 +489,7 @@ async def test_only_not_found_counts_as_absent(verb: Verb) -> None:
 
 
 async def test_delete_spares_an_object_recreated_later() -> None:
-    _, client = an_api()
+    _, client = new_api()
     first = await client.create(PODS, specimen(PODS, "p", "default"))
     await client.delete(PODS, first)
     second = await client.create(PODS, specimen(PODS, "p", "default"))
@@ -501,7 +501,7 @@ async def test_delete_spares_an_object_recreated_later() -> None:
 
 
 async def test_generate_name_dry_run_token_and_version() -> None:
-    _, client = an_api(SECRETS, SERVICE_ACCOUNTS)
+    _, client = new_api(SECRETS, SERVICE_ACCOUNTS)
     made = await client.create(SECRETS, {"metadata": {"generateName": "web-", "namespace": "default"}})
     assert name_of(made).startswith("web-")
     await client.create(SECRETS, object_named("never", "default"), dry_run=True)
@@ -517,7 +517,7 @@ async def aborted(client: Client) -> None:
 
 @pytest.mark.parametrize("end", [aborted, Client.close])
 async def test_abort_and_close_fail_requests_in_flight(end: Callable[[Client], Awaitable[None]]) -> None:
-    api, _ = an_api()
+    api, _ = new_api()
     client = Client(api.connect())
 
     async def write() -> None:

@@ -29,7 +29,7 @@ def base64_of(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def a_kubeconfig(*, user: Any = None, cluster: Any = None, context: Any = None, name: str = "one") -> dict[str, Any]:
+def new_kubeconfig(*, user: Any = None, cluster: Any = None, context: Any = None, name: str = "one") -> dict[str, Any]:
     """Return a kubeconfig with one context.  Arguments replace or add fields of its parts."""
     return {
         "apiVersion": "v1",
@@ -62,28 +62,28 @@ def error_message(tmp_path: Path, document: Any, context: str | None = None) -> 
 
 
 def test_current_context_selects_server_and_user(tmp_path) -> None:
-    access = loaded(tmp_path, a_kubeconfig(context={"namespace": "team-a"}))
+    access = loaded(tmp_path, new_kubeconfig(context={"namespace": "team-a"}))
     assert (access.server, access.namespace) == ("https://one.test:6443", "team-a")
 
 
 def test_default_namespace_is_default(tmp_path) -> None:
-    assert loaded(tmp_path, a_kubeconfig()).namespace == "default"
+    assert loaded(tmp_path, new_kubeconfig()).namespace == "default"
 
 
 def test_context_can_be_named(tmp_path) -> None:
-    one, two = a_kubeconfig(name="one"), a_kubeconfig(name="two")
+    one, two = new_kubeconfig(name="one"), new_kubeconfig(name="two")
     both = {**one, **{part: one[part] + two[part] for part in ("clusters", "users", "contexts")}}
     assert loaded(tmp_path, both).server == "https://one.test:6443"
     assert loaded(tmp_path, both, "two").server == "https://two.test:6443"
 
 
 async def test_context_without_user_is_anonymous(tmp_path) -> None:
-    access = loaded(tmp_path, a_kubeconfig(context={"user": ""}))
+    access = loaded(tmp_path, new_kubeconfig(context={"user": ""}))
     assert await access.credentials.headers() == []
 
 
 def test_unknown_context_error_lists_the_choices(tmp_path) -> None:
-    document = a_kubeconfig()
+    document = new_kubeconfig()
     assert error_message(tmp_path, document, "two") == "context: 'two' does not exist; choose one of 'one'"
     document["current-context"] = "three"
     assert error_message(tmp_path, document) == "current-context: 'three' does not exist; choose one of 'one'"
@@ -94,12 +94,12 @@ def test_unknown_context_error_lists_the_choices(tmp_path) -> None:
 
 @pytest.mark.parametrize("field", ["cluster", "user"])
 def test_context_with_unknown_reference_is_rejected(tmp_path, field) -> None:
-    message = error_message(tmp_path, a_kubeconfig(context={field: "gone"}))
+    message = error_message(tmp_path, new_kubeconfig(context={field: "gone"}))
     assert message == f"contexts[0].context.{field}: 'gone' does not exist; choose one of 'one'"
 
 
 def test_unknown_keys_and_nulls_are_ignored(tmp_path) -> None:
-    document = a_kubeconfig(
+    document = new_kubeconfig(
         user={"token": "abc", "exec": None, "tokenFile": None}, cluster={"disable-compression": True}
     )
     access = loaded(tmp_path, {**document, "preferences": {}, "extensions": None, "novelty": [1]})
@@ -110,8 +110,8 @@ def test_unknown_keys_and_nulls_are_ignored(tmp_path) -> None:
 
 
 def test_first_file_with_an_entry_wins(tmp_path) -> None:
-    first = a_kubeconfig(name="one")
-    second = a_kubeconfig(name="one", cluster={"server": "https://other.test"})
+    first = new_kubeconfig(name="one")
+    second = new_kubeconfig(name="one", cluster={"server": "https://other.test"})
     second["contexts"].append({"name": "two", "context": {"cluster": "one", "user": "", "namespace": "second"}})
     second["current-context"] = "two"
     paths = [tmp_path / "missing", written(tmp_path / "a", first), written(tmp_path / "b", second)]
@@ -127,7 +127,7 @@ def test_single_file_must_exist(tmp_path) -> None:
 
 
 def test_unreadable_file_is_never_skipped(tmp_path) -> None:
-    good = written(tmp_path / "good", a_kubeconfig())
+    good = written(tmp_path / "good", new_kubeconfig())
     with pytest.raises(KubeconfigError, match="Is a directory"):
         load_access([tmp_path, good], environ=ENVIRON)
     with pytest.raises(KubeconfigError, match="line 2, column 1: not YAML"):
@@ -140,7 +140,7 @@ def test_relative_paths_start_at_their_kubeconfig(tmp_path, authority, client_se
         (tmp_path / "a" / "pki").mkdir(parents=True, exist_ok=True)
         (tmp_path / "a" / "pki" / name).write_bytes(content)
     user = {"client-certificate": "pki/tls.crt", "client-key": "pki/tls.key"}
-    first = a_kubeconfig(user=user, cluster={"certificate-authority": "pki/ca.crt"})
+    first = new_kubeconfig(user=user, cluster={"certificate-authority": "pki/ca.crt"})
     paths = [written(tmp_path / "b" / "config", {}), written(tmp_path / "a" / "config", first)]
     assert client_seen_by_server(load_access(paths, environ=ENVIRON).credentials.ssl_context()) == "alice.test"
 
@@ -164,7 +164,7 @@ def test_merge_takes_each_entry_from_the_first_file(files: list[dict[str, str]])
 
 
 async def headers(tmp_path: Path, user: dict[str, Any]) -> list[tuple[str, str]]:
-    return await loaded(tmp_path, a_kubeconfig(user=user)).credentials.headers()
+    return await loaded(tmp_path, new_kubeconfig(user=user)).credentials.headers()
 
 
 async def test_token_becomes_bearer_header(tmp_path) -> None:
@@ -204,7 +204,7 @@ async def test_exec_plugin_may_get_cluster_info(tmp_path, authority) -> None:
         {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x", "depth": 3}},
     ]
     cluster = {"certificate-authority": "ca.crt", "tls-server-name": "api.test", "extensions": extensions}
-    access = loaded(tmp_path, a_kubeconfig(user={"exec": spec}, cluster=cluster))
+    access = loaded(tmp_path, new_kubeconfig(user={"exec": spec}, cluster=cluster))
     with pytest.raises(CredentialsError, match=r"users\[0\]\.user\.exec: .*login' ended with 1"):
         await access.credentials.headers()
     assert json.loads((tmp_path / "seen").read_text())["spec"]["cluster"] == {
@@ -222,7 +222,7 @@ def test_inline_certificates_may_contain_line_breaks(tmp_path, authority, client
         "client-key-data": base64_of(pair.key),
     }
     cluster = {"certificate-authority-data": base64_of(authority.pem)}
-    access = loaded(tmp_path, a_kubeconfig(user=user, cluster=cluster))
+    access = loaded(tmp_path, new_kubeconfig(user=user, cluster=cluster))
     assert client_seen_by_server(access.credentials.ssl_context()) == "alice.test"
 
 
@@ -233,7 +233,7 @@ def test_impersonation_becomes_headers(tmp_path) -> None:
         "as-groups": ["devs", "admins"],
         "as-user-extra": {"scopes": ["view", "edit"], "acme.test/Größe": ["xl"]},
     }
-    assert loaded(tmp_path, a_kubeconfig(user=user)).impersonation == (
+    assert loaded(tmp_path, new_kubeconfig(user=user)).impersonation == (
         ("Impersonate-User", "jane"),
         ("Impersonate-Uid", "7"),
         ("Impersonate-Group", "devs"),
@@ -268,17 +268,17 @@ def test_impersonation_becomes_headers(tmp_path) -> None:
     ],
 )
 def test_invalid_user_error_names_field_without_secrets(tmp_path, user, expected) -> None:
-    message = error_message(tmp_path, a_kubeconfig(user=user))
+    message = error_message(tmp_path, new_kubeconfig(user=user))
     assert message.startswith(expected)
     assert "s3cret" not in message
 
 
 def test_invalid_certificates_are_rejected_at_once(tmp_path) -> None:
     user = {"client-certificate-data": base64_of(b"s3cret"), "client-key-data": base64_of(b"s3cret")}
-    message = error_message(tmp_path, a_kubeconfig(user=user))
+    message = error_message(tmp_path, new_kubeconfig(user=user))
     assert message.startswith("users[0].user.client-certificate-data, ")
     assert "s3cret" not in message
-    missing = error_message(tmp_path, a_kubeconfig(cluster={"certificate-authority": "gone.crt"}))
+    missing = error_message(tmp_path, new_kubeconfig(cluster={"certificate-authority": "gone.crt"}))
     assert missing == f"clusters[0].cluster.certificate-authority: {tmp_path / 'gone.crt'}: No such file or directory"
 
 
@@ -296,21 +296,21 @@ def test_invalid_certificates_are_rejected_at_once(tmp_path) -> None:
     ],
 )
 def test_server_keeps_path_without_trailing_slash(tmp_path, given_url, server) -> None:
-    access = loaded(tmp_path, a_kubeconfig(cluster={"server": given_url}))
+    access = loaded(tmp_path, new_kubeconfig(cluster={"server": given_url}))
     assert access.server == server
     assert (access.credentials.ssl_context() is None) == server.startswith("http:")
 
 
 def test_proxy_url_is_not_in_repr(tmp_path) -> None:
     cluster = {"tls-server-name": "api.test", "proxy-url": "http://u:s3cret@proxy.test:3128"}
-    access = loaded(tmp_path, a_kubeconfig(cluster=cluster))
+    access = loaded(tmp_path, new_kubeconfig(cluster=cluster))
     assert access.tls_server_name == "api.test"
     assert access.proxy_url == "http://u:s3cret@proxy.test:3128"
     assert "s3cret" not in repr(access)
 
 
 def test_verification_can_be_disabled(tmp_path, client_seen_by_server) -> None:
-    access = loaded(tmp_path, a_kubeconfig(cluster={"insecure-skip-tls-verify": True}))
+    access = loaded(tmp_path, new_kubeconfig(cluster={"insecure-skip-tls-verify": True}))
     assert access.verification.insecure
     assert client_seen_by_server(access.credentials.ssl_context()) is None
 
@@ -344,7 +344,7 @@ def test_verification_can_be_disabled(tmp_path, client_seen_by_server) -> None:
     ],
 )
 def test_invalid_cluster_error_names_field_without_value(tmp_path, cluster, expected) -> None:
-    message = error_message(tmp_path, a_kubeconfig(cluster=cluster))
+    message = error_message(tmp_path, new_kubeconfig(cluster=cluster))
     assert message.startswith(f"clusters[0].cluster.{expected}")
     assert "s3cret" not in message
 
@@ -357,7 +357,7 @@ def test_invalid_cluster_error_names_field_without_value(tmp_path, cluster, expe
         ({"kind": "Pod", "apiVersion": "v1"}, "kind: not a kubeconfig"),
         ({1: 2}, "document: Expected `str`"),
         ({"users": [{"name": "a"}, {"name": "a"}]}, "users[1].name: 'a' is already used by an earlier entry"),
-        (a_kubeconfig(context={"namespace": "../x"}), "contexts[0].context.namespace: '../x' cannot be the name"),
+        (new_kubeconfig(context={"namespace": "../x"}), "contexts[0].context.namespace: '../x' cannot be the name"),
         ("a: 2026-13-45", "not YAML"),
         ("token: *s3cret", "line 1, column 8: not YAML"),
     ],
@@ -369,7 +369,7 @@ def test_document_that_is_not_a_kubeconfig_is_rejected(tmp_path, document, expec
 
 
 def test_long_name_is_truncated_in_errors(tmp_path) -> None:
-    assert len(error_message(tmp_path, a_kubeconfig(), "x" * 100_000)) < 300
+    assert len(error_message(tmp_path, new_kubeconfig(), "x" * 100_000)) < 300
 
 
 # -- in a pod
@@ -421,9 +421,9 @@ def test_outside_a_pod_is_an_error(service_account) -> None:
 
 
 def test_search_order_of_default_access(tmp_path, service_account) -> None:
-    given_path = written(tmp_path / "given", a_kubeconfig(name="given"))
-    variable = written(tmp_path / "variable", a_kubeconfig(name="variable"))
-    home = written(tmp_path / ".kube" / "config", a_kubeconfig(name="home"))
+    given_path = written(tmp_path / "given", new_kubeconfig(name="given"))
+    variable = written(tmp_path / "variable", new_kubeconfig(name="variable"))
+    home = written(tmp_path / ".kube" / "config", new_kubeconfig(name="home"))
     environ = {**POD, "KUBECONFIG": str(variable)}
 
     def server(kubeconfig: Path | None = None) -> str:
@@ -444,7 +444,7 @@ def test_named_context_never_uses_the_pod(tmp_path, service_account) -> None:
 
 
 def test_kubeconfig_variable_without_file_is_an_error(tmp_path) -> None:
-    written(tmp_path / ".kube" / "config", a_kubeconfig())
+    written(tmp_path / ".kube" / "config", new_kubeconfig())
     with pytest.raises(KubeconfigError, match="gone: no such file"):
         default_access(environ={"KUBECONFIG": str(tmp_path / "gone")}, home=tmp_path)
 
@@ -462,7 +462,7 @@ def test_variable_may_name_several_files() -> None:
 
 
 def test_repr_shows_no_secrets(tmp_path) -> None:
-    document = a_kubeconfig(user={"token": "s3cret", "exec": {"args": ["s3cret"]}})
+    document = new_kubeconfig(user={"token": "s3cret", "exec": {"args": ["s3cret"]}})
     merged = parse_kubeconfig(document, origin="", directory=tmp_path)
     assert "s3cret" not in repr(merged)
-    assert "s3cret" not in repr(loaded(tmp_path, a_kubeconfig(user={"token": "s3cret"})))
+    assert "s3cret" not in repr(loaded(tmp_path, new_kubeconfig(user={"token": "s3cret"})))

@@ -51,7 +51,7 @@ def side_effects() -> Iterator[list[tuple[Any, ...]]]:
         watching.remove(seen)
 
 
-def a_kubeconfig(*, user: Any = None, cluster: Any = None, context: Any = None) -> dict[str, Any]:
+def new_kubeconfig(*, user: Any = None, cluster: Any = None, context: Any = None) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -64,7 +64,7 @@ def a_kubeconfig(*, user: Any = None, cluster: Any = None, context: Any = None) 
 
 def with_harmless_entries_first(document: dict[str, Any]) -> dict[str, Any]:
     """Return `document` with harmless entries first, and the current context on these."""
-    harmless = a_kubeconfig()
+    harmless = new_kubeconfig()
     names = {part: [{**each, "name": "hidden"} for each in document[part]] for part in ("clusters", "users")}
     return {**harmless, **{part: harmless[part] + names[part] for part in names}}
 
@@ -78,8 +78,13 @@ def data(document: Any) -> bytes:
 @pytest.fixture(scope="module", autouse=True)
 def warm_up() -> None:
     """Import and cache everything that is loaded on first use."""
-    strict_access(data(a_kubeconfig()))
-    for broken in ("a: [", "a: &x 1", a_kubeconfig(user={"exec": {}}), a_kubeconfig(cluster={"server": "https://ä"})):
+    strict_access(data(new_kubeconfig()))
+    for broken in (
+        "a: [",
+        "a: &x 1",
+        new_kubeconfig(user={"exec": {}}),
+        new_kubeconfig(cluster={"server": "https://ä"}),
+    ):
         with pytest.raises(KubeconfigError):
             strict_access(data(broken))
 
@@ -191,33 +196,36 @@ HOSTILE_DOCUMENTS: dict[str, tuple[Any, str]] = {
     "nothing": (b"", "current-context: not set"),
     "a list": ("[]", "document: Expected `object`, got `array`"),
     "a text": ("s3cret", "document: Expected `object`, got `str`"),
-    "another kind": ({**a_kubeconfig(), "kind": "Secret"}, "kind: not a kubeconfig"),
-    "users that are a mapping": ({**a_kubeconfig(), "users": {"c": {}}}, "users: Expected `array`, got `object`"),
-    "an unknown key": ({**a_kubeconfig(), "Users": []}, "Users: not a field of a kubeconfig"),
+    "another kind": ({**new_kubeconfig(), "kind": "Secret"}, "kind: not a kubeconfig"),
+    "users that are a mapping": ({**new_kubeconfig(), "users": {"c": {}}}, "users: Expected `array`, got `object`"),
+    "an unknown key": ({**new_kubeconfig(), "Users": []}, "Users: not a field of a kubeconfig"),
     "an unknown key of a preference": (
-        {**a_kubeconfig(), "preferences": {"exec": "x"}},
+        {**new_kubeconfig(), "preferences": {"exec": "x"}},
         "preferences.exec: not a field",
     ),
-    "an unknown key of a context": (a_kubeconfig(context={"users": "x"}), "contexts[0].context.users: not a field"),
-    "no current context": ({**a_kubeconfig(), "current-context": ""}, "current-context: not set; choose one of 'c'"),
-    "an unknown context": ({**a_kubeconfig(), "current-context": "x"}, "current-context: 'x' does not exist"),
+    "an unknown key of a context": (new_kubeconfig(context={"users": "x"}), "contexts[0].context.users: not a field"),
+    "no current context": ({**new_kubeconfig(), "current-context": ""}, "current-context: not set; choose one of 'c'"),
+    "an unknown context": ({**new_kubeconfig(), "current-context": "x"}, "current-context: 'x' does not exist"),
     "an unknown cluster": (
-        a_kubeconfig(context={"cluster": "x"}),
+        new_kubeconfig(context={"cluster": "x"}),
         "contexts[0].context.cluster: 'x' does not",
     ),
-    "an unknown user": (a_kubeconfig(context={"user": "x"}), "contexts[0].context.user: 'x' does not exist"),
-    "a namespace that is a path": (a_kubeconfig(context={"namespace": "a/../b"}), "contexts[0].context.namespace: "),
+    "an unknown user": (new_kubeconfig(context={"user": "x"}), "contexts[0].context.user: 'x' does not exist"),
+    "a namespace that is a path": (new_kubeconfig(context={"namespace": "a/../b"}), "contexts[0].context.namespace: "),
     "two users of one name": (
-        {**a_kubeconfig(), "users": [*a_kubeconfig()["users"], {"name": "c", "user": {"token": "s3cret"}}]},
+        {**new_kubeconfig(), "users": [*new_kubeconfig()["users"], {"name": "c", "user": {"token": "s3cret"}}]},
         "users[1].name: 'c' is already used by an earlier entry",
     ),
-    "a server name with a line break": (a_kubeconfig(cluster={"tls-server-name": "a\nb"}), "clusters[0].cluster.tls-"),
+    "a server name with a line break": (
+        new_kubeconfig(cluster={"tls-server-name": "a\nb"}),
+        "clusters[0].cluster.tls-",
+    ),
     "a key of another certificate": (
-        a_kubeconfig(user={"client-certificate-data": "eA==", "client-key-data": "eA=="}),
+        new_kubeconfig(user={"client-certificate-data": "eA==", "client-key-data": "eA=="}),
         "users[0].user.client-certificate-data, users[0].user.client-key-data: not a certificate",
     ),
     "an authority without a certificate": (
-        a_kubeconfig(cluster={"certificate-authority-data": base64.b64encode(b"s3cret").decode()}),
+        new_kubeconfig(cluster={"certificate-authority-data": base64.b64encode(b"s3cret").decode()}),
         "clusters[0].cluster.certificate-authority-data: contains no certificate",
     ),
     "laughs by the billion": (
@@ -233,7 +241,7 @@ HOSTILE_DOCUMENTS: dict[str, tuple[Any, str]] = {
     "a merge key": ("users: [{user: {<<: {exec: {command: sh}}}}]", "users[0].user: merge keys are not allowed"),
     "a key given twice": ("users: [{user: {token: a, token: s3cret}}]", "users[0].user.token: given twice"),
     "a program before nothing": ("users: [{user: {exec: {}, exec: null}}]", "users[0].user.exec: given twice"),
-    "a second document": (data(a_kubeconfig()) + b"---\n" + data(a_kubeconfig()), "document: more than one"),
+    "a second document": (data(new_kubeconfig()) + b"---\n" + data(new_kubeconfig()), "document: more than one"),
     "a key that is a list": ("? [users]\n: []", "document: a key that is not a string"),
     "no YAML": ("users: [s3cret", "line 2, column 1: not YAML"),
     "no text": (b"users: \xff\xfe", "not YAML"),
@@ -247,7 +255,7 @@ HOSTILE_DOCUMENTS: dict[str, tuple[Any, str]] = {
 def test_audit_hook_detects_side_effects(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret")
     path = tmp_path / "config"
-    path.write_bytes(data(a_kubeconfig(cluster={"certificate-authority": "gone.crt"})))
+    path.write_bytes(data(new_kubeconfig(cluster={"certificate-authority": "gone.crt"})))
     with side_effects() as seen, pytest.raises(KubeconfigError):
         load_access([path], environ={})
     assert {("open", str(path)), ("open", str(tmp_path / "gone.crt"))} <= {(each[0], str(each[1])) for each in seen}
@@ -255,7 +263,7 @@ def test_audit_hook_detects_side_effects(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("user", "expected"), HOSTILE_USERS.values(), ids=HOSTILE_USERS)
 def test_hostile_user_is_rejected_in_any_entry(user: dict[str, Any], expected: str) -> None:
-    document = a_kubeconfig(user=user)
+    document = new_kubeconfig(user=user)
     for place, refused in (("users[0].user", document), ("users[1].user", with_harmless_entries_first(document))):
         field = expected.replace("users[0].user", place) if expected.startswith("users") else f"{place}.{expected}"
         assert rejection_of(refused).startswith(field)
@@ -263,7 +271,7 @@ def test_hostile_user_is_rejected_in_any_entry(user: dict[str, Any], expected: s
 
 @pytest.mark.parametrize(("cluster", "expected"), HOSTILE_CLUSTERS.values(), ids=HOSTILE_CLUSTERS)
 def test_hostile_cluster_is_rejected_in_any_entry(cluster: dict[str, Any], expected: str) -> None:
-    document = a_kubeconfig(cluster=cluster)
+    document = new_kubeconfig(cluster=cluster)
     assert rejection_of(document).startswith(f"clusters[0].cluster.{expected}")
     assert rejection_of(with_harmless_entries_first(document)).startswith(f"clusters[1].cluster.{expected}")
 
@@ -277,17 +285,17 @@ def test_hostile_document_is_rejected(document: Any, expected: str) -> None:
 def test_allow_insecure_allows_nothing_else(field: str) -> None:
     where = "cluster" if field in ("proxy-url", "certificate-authority") else "user"
     value = {} if field in ("exec", "auth-provider") else "http://evil.test"
-    assert f"{field}: not allowed" in rejection_of(a_kubeconfig(**{where: {field: value}}), allow_insecure=True)
+    assert f"{field}: not allowed" in rejection_of(new_kubeconfig(**{where: {field: value}}), allow_insecure=True)
 
 
 def test_contradictory_verification_is_rejected() -> None:
     cluster = {"insecure-skip-tls-verify": True, "certificate-authority-data": "eA=="}
-    message = rejection_of(a_kubeconfig(cluster=cluster), allow_insecure=True)
+    message = rejection_of(new_kubeconfig(cluster=cluster), allow_insecure=True)
     assert message.startswith("clusters[0].cluster.insecure-skip-tls-verify: true makes the authority useless")
 
 
 def test_size_limit_is_configurable() -> None:
-    assert rejection_of(a_kubeconfig(), max_bytes=100).endswith("bytes are over 100")
+    assert rejection_of(new_kubeconfig(), max_bytes=100).endswith("bytes are over 100")
 
 
 def extensions() -> list[dict[str, Any]]:
@@ -312,7 +320,7 @@ def full(authority: Any) -> dict[str, Any]:
     }
     more = {"preferences": {"colors": True, "extensions": extensions()}, "extensions": extensions()}
     context = {"namespace": "team-a", "extensions": extensions()}
-    return {**a_kubeconfig(user=user, cluster=cluster, context=context), **more}
+    return {**new_kubeconfig(user=user, cluster=cluster, context=context), **more}
 
 
 async def test_valid_kubeconfig_is_accepted_without_opening_files(full, client_seen_by_server) -> None:
@@ -329,35 +337,35 @@ async def test_valid_kubeconfig_is_accepted_without_opening_files(full, client_s
 
 
 async def test_json_and_basic_auth_are_accepted() -> None:
-    document = a_kubeconfig(user={"token": None, "username": "u", "password": "12345"})
+    document = new_kubeconfig(user={"token": None, "username": "u", "password": "12345"})
     access = strict_access(json.dumps(document).encode())
     assert await access.credentials.headers() == [("Authorization", "Basic dToxMjM0NQ==")]
 
 
 def test_empty_and_null_fields_count_as_absent() -> None:
     empty = {"tokenFile": "", "client-key": "", "client-certificate": None, "exec": None, "auth-provider": None}
-    access = strict_access(data(a_kubeconfig(user=empty, cluster={"proxy-url": "", "certificate-authority": ""})))
+    access = strict_access(data(new_kubeconfig(user=empty, cluster={"proxy-url": "", "certificate-authority": ""})))
     assert access.server == "https://api.test:6443"
 
 
 def test_insecure_connections_can_be_allowed() -> None:
-    plain = strict_access(data(a_kubeconfig(cluster={"server": "http://api.test:6080"})), allow_insecure=True)
+    plain = strict_access(data(new_kubeconfig(cluster={"server": "http://api.test:6080"})), allow_insecure=True)
     assert plain.credentials.ssl_context() is None
-    unverified = strict_access(data(a_kubeconfig(cluster={"insecure-skip-tls-verify": True})), allow_insecure=True)
+    unverified = strict_access(data(new_kubeconfig(cluster={"insecure-skip-tls-verify": True})), allow_insecure=True)
     assert unverified.verification.insecure
 
 
 def test_loopback_can_be_allowed_but_not_link_local() -> None:
     for server in ("https://127.0.0.1:6443", "https://[::1]:6443", "https://localhost:6443"):
-        access = strict_access(data(a_kubeconfig(cluster={"server": server})), allow_loopback=True)
+        access = strict_access(data(new_kubeconfig(cluster={"server": server})), allow_loopback=True)
         assert access.address_policy == AddressPolicy(allow_loopback=True)
     with pytest.raises(KubeconfigError, match="it is a link-local address"):
-        strict_access(data(a_kubeconfig(cluster={"server": "https://169.254.0.23"})), allow_loopback=True)
+        strict_access(data(new_kubeconfig(cluster={"server": "https://169.254.0.23"})), allow_loopback=True)
 
 
 @given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), min_size=1))
 def test_token_is_sent_unchanged_or_rejected(token: str) -> None:
-    content = json.dumps(a_kubeconfig(user={"token": token})).encode()
+    content = json.dumps(new_kubeconfig(user={"token": token})).encode()
     if any(ord(letter) < 0x20 or 0x7F <= ord(letter) < 0xA0 for letter in token):
         with pytest.raises(KubeconfigError, match=r"^users\[0\]\.user\.token: has control characters$"):
             strict_access(content)

@@ -39,7 +39,7 @@ from tapestry.kube.resources import PODS
 # -- scripted streams
 
 
-def a_pod(name: str, version: int) -> Object:
+def new_pod(name: str, version: int) -> Object:
     return {"metadata": {"name": name, "resourceVersion": str(version)}}
 
 
@@ -48,15 +48,15 @@ def line(type: str, obj: Object) -> bytes:
 
 
 def added(name: str, version: int) -> bytes:
-    return line("ADDED", a_pod(name, version))
+    return line("ADDED", new_pod(name, version))
 
 
 def modified(name: str, version: int) -> bytes:
-    return line("MODIFIED", a_pod(name, version))
+    return line("MODIFIED", new_pod(name, version))
 
 
 def deleted(name: str, version: int) -> bytes:
-    return line("DELETED", a_pod(name, version))
+    return line("DELETED", new_pod(name, version))
 
 
 def bookmark(version: int, **metadata: Any) -> bytes:
@@ -78,7 +78,7 @@ def error(error: KubeError) -> bytes:
 
 
 def page(*names: str, version: int, token: str = "") -> Response:
-    items = [a_pod(name, version) for name in names]
+    items = [new_pod(name, version) for name in names]
     metadata = {"resourceVersion": str(version), "continue": token}
     return Response(200, {}, msgspec.json.encode({"metadata": metadata, "items": items}))
 
@@ -684,7 +684,7 @@ class WatchWorld:
 
 
 @asynccontextmanager
-async def a_world(*, streaming: bool = True, **options: Any) -> AsyncIterator[WatchWorld]:
+async def new_world(*, streaming: bool = True, **options: Any) -> AsyncIterator[WatchWorld]:
     api = InProcessApi([PODS], now=running_clock().now)
     world = WatchWorld(api, api.connect() if streaming else PagingTransport(api.connect()))
 
@@ -704,7 +704,7 @@ LISTS = pytest.mark.parametrize("streaming", [True, False], ids=["streamed", "pa
 @LISTS
 @in_virtual_time
 async def test_watch_follows_for_hours_after_one_list(streaming: bool) -> None:
-    async with a_world(streaming=streaming) as world:
+    async with new_world(streaming=streaming) as world:
         for name in "abc":
             await world.write("create", name)
         for hour in range(24):
@@ -719,7 +719,7 @@ async def test_watch_follows_for_hours_after_one_list(streaming: bool) -> None:
 @LISTS
 @in_virtual_time
 async def test_lost_connection_needs_no_new_list(streaming: bool) -> None:
-    async with a_world(streaming=streaming) as world:
+    async with new_world(streaming=streaming) as world:
         await world.write("create")
         await asyncio.sleep(1)
         for disturbance in ("disconnect", "cut"):
@@ -733,7 +733,7 @@ async def test_lost_connection_needs_no_new_list(streaming: bool) -> None:
 @LISTS
 @in_virtual_time
 async def test_compacted_changes_are_listed_again(streaming: bool) -> None:
-    async with a_world(streaming=streaming) as world:
+    async with new_world(streaming=streaming) as world:
         for name in "abc":
             await world.write("create", name)
         await asyncio.sleep(1)
@@ -751,7 +751,7 @@ async def test_compacted_changes_are_listed_again(streaming: bool) -> None:
 
 @in_virtual_time
 async def test_late_bookmarks_resume_without_a_list() -> None:
-    async with a_world(idle_timeout=25) as world:
+    async with new_world(idle_timeout=25) as world:
         await world.write("create")
         await asyncio.sleep(100)
         assert set(world.restarts) == {"Silence"}
@@ -776,7 +776,7 @@ STEPS = st.lists(
 @given(steps=STEPS, streaming=st.booleans())
 def test_reader_ends_with_the_server_state(steps: list[tuple[str, str, float | None]], streaming: bool) -> None:
     async def scenario() -> None:
-        async with a_world(streaming=streaming) as world:
+        async with new_world(streaming=streaming) as world:
             for what, name, pause in steps:
                 if what in DISTURBANCES:
                     world.disturb(what)

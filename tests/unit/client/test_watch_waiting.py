@@ -16,7 +16,7 @@ from tapestry.kube.resources import NODES, PODS, SECRETS
 POD = specimen(PODS, "web", "default")
 
 
-def a_client() -> tuple[InProcessApi, Client]:
+def new_client() -> tuple[InProcessApi, Client]:
     api = InProcessApi([PODS, NODES, SECRETS], now=running_clock().now)
     return api, Client(api)
 
@@ -35,7 +35,7 @@ def is_ready(obj: Object | None) -> bool:
 
 @in_virtual_time
 async def test_returns_at_once_if_condition_holds() -> None:
-    _, client = a_client()
+    _, client = new_client()
     made = await client.create(PODS, POD)
     assert await wait_for(client, PODS, "web", "default", until=exists) == made
     assert await wait_for(client, PODS, "other", "default", until=is_absent) is None
@@ -45,7 +45,7 @@ async def test_returns_at_once_if_condition_holds() -> None:
 
 @in_virtual_time
 async def test_returns_object_that_meets_the_condition() -> None:
-    _, client = a_client()
+    _, client = new_client()
     made = await client.create(PODS, POD)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(wait_for(client, PODS, "web", "default", until=is_ready))
@@ -59,7 +59,7 @@ async def test_returns_object_that_meets_the_condition() -> None:
 
 @in_virtual_time
 async def test_waits_for_deletion() -> None:
-    _, client = a_client()
+    _, client = new_client()
     made = await client.create(PODS, POD)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(wait_for(client, PODS, "web", "default", until=is_absent))
@@ -70,7 +70,7 @@ async def test_waits_for_deletion() -> None:
 
 @in_virtual_time
 async def test_survives_watch_failures() -> None:
-    api, client = a_client()
+    api, client = new_client()
     await client.create(PODS, POD)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(wait_for(client, PODS, "web", "default", until=is_absent))
@@ -86,7 +86,7 @@ async def test_survives_watch_failures() -> None:
 
 @in_virtual_time
 async def test_timeout_error_shows_last_state() -> None:
-    _, client = a_client()
+    _, client = new_client()
     made = await client.create(PODS, POD)
     with pytest.raises(TimeoutError) as caught:
         await wait_for(client, PODS, "web", "default", until=is_ready, timeout=7)
@@ -100,7 +100,7 @@ async def test_timeout_error_shows_last_state() -> None:
 
 @in_virtual_time
 async def test_safety_rule_7_timeout_error_does_not_show_a_secret() -> None:
-    _, client = a_client()
+    _, client = new_client()
     await client.create(SECRETS, {**object_named("key", "default"), "data": {"password": "aHVzaA=="}})
     with pytest.raises(TimeoutError) as caught:
         await wait_for(client, SECRETS, "key", "default", until=is_ready)

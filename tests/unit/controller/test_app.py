@@ -159,7 +159,7 @@ def test_process_runs_on_uvloop() -> None:
     assert loops[0].is_closed()
 
 
-def a_kubeconfig(folder: Path, **servers: str) -> Path:
+def new_kubeconfig(folder: Path, **servers: str) -> Path:
     """Write a kubeconfig with a context per server.  The first one is current."""
     document = {
         "current-context": next(iter(servers)),
@@ -173,7 +173,7 @@ def a_kubeconfig(folder: Path, **servers: str) -> Path:
 
 
 async def test_manager_uses_the_configured_cluster(tmp_path: Path) -> None:
-    file = a_kubeconfig(tmp_path, east="https://127.0.0.1:1", west="https://127.0.0.1:2")
+    file = new_kubeconfig(tmp_path, east="https://127.0.0.1:1", west="https://127.0.0.1:2")
     for settings, environ, server in (
         ({"kubeconfig": str(file)}, {}, "https://127.0.0.1:1"),
         ({"kubeconfig": str(file), "context": "west"}, {}, "https://127.0.0.1:2"),

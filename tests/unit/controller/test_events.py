@@ -195,8 +195,8 @@ async def test_server_errors_do_not_reach_the_caller(
     growth("tapestry_events_dropped_total", why=why)
     recorder = Recorder(Client(Broken(status)), "tester")
     async with running(recorder):
-        recorder.normal(a_pod("p"), "Synced", "as wanted")
-        recorder.normal(a_pod("q"), "Synced", "as wanted")
+        recorder.normal(new_pod("p"), "Synced", "as wanted")
+        recorder.normal(new_pod("q"), "Synced", "as wanted")
     assert growth("tapestry_events_dropped_total", why=why) == 2
 
 
@@ -207,7 +207,7 @@ async def test_event_after_lost_leadership_is_dropped(world: Any, growth: Callab
     growth("tapestry_events_dropped_total", why="NotLeading")
     recorder = Recorder(Client(world.api.connect(), fence=fence), "tester")
     async with running(recorder):
-        recorder.normal(a_pod("p"), "Synced", "as wanted")
+        recorder.normal(new_pod("p"), "Synced", "as wanted")
     assert growth("tapestry_events_dropped_total", why="NotLeading") == 1
     assert await world.events() == []
 
@@ -216,7 +216,7 @@ async def test_leader_may_record(world: Any) -> None:
     recorder = Recorder(Client(world.api.connect(), fence=lambda: None), "tester")
     async with running(recorder):
         for _ in range(2):
-            recorder.normal(a_pod("p"), "Synced", "as wanted")
+            recorder.normal(new_pod("p"), "Synced", "as wanted")
     assert await counts(world) == {"as wanted": 2}
 
 
@@ -224,12 +224,12 @@ async def test_close_writes_pending_events(world: Any, recorder: Recorder) -> No
     task = asyncio.create_task(recorder.run())
     await asyncio.sleep(1)
     for name in "abc":
-        recorder.normal(a_pod(name), "Synced", f"{name} is as wanted")
+        recorder.normal(new_pod(name), "Synced", f"{name} is as wanted")
     recorder.close()
     await task
     assert len(await world.events()) == 3
 
 
-def a_pod(name: str) -> Object:
+def new_pod(name: str) -> Object:
     pod = object_named(name, "default")
     return {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "uid": f"uid-of-{name}"}}

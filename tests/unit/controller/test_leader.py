@@ -67,7 +67,7 @@ async def lease_of(api: InProcessApi) -> Object:
     return await Client(api).get(LEASES, "election", "default")
 
 
-def an_api() -> InProcessApi:
+def new_api() -> InProcessApi:
     return InProcessApi([LEASES], now=running_clock().now)
 
 
@@ -82,7 +82,7 @@ async def standing(candidate: Candidate) -> AsyncIterator[None]:
 
 @in_virtual_time
 async def test_one_candidate_leads_and_the_other_waits() -> None:
-    api = an_api()
+    api = new_api()
     first, second = Candidate(api, "first"), Candidate(api, "second")
     async with standing(first):
         await asyncio.sleep(1)
@@ -95,7 +95,7 @@ async def test_one_candidate_leads_and_the_other_waits() -> None:
 
 @in_virtual_time
 async def test_standby_reports_that_it_does_not_lead() -> None:
-    api = an_api()
+    api = new_api()
     async with standing(Candidate(api, "first")):
         await asyncio.sleep(1)
         async with standing(second := Candidate(api, "second")):
@@ -105,7 +105,7 @@ async def test_standby_reports_that_it_does_not_lead() -> None:
 
 @in_virtual_time
 async def test_lease_is_released_after_interrupted_renewal() -> None:
-    api = an_api()
+    api = new_api()
     first, second = Candidate(api, "first"), Candidate(api, "second")
     async with asyncio.TaskGroup() as group:
         group.create_task(first.run())
@@ -125,7 +125,7 @@ async def test_lease_is_released_after_interrupted_renewal() -> None:
 
 @in_virtual_time
 async def test_lease_is_released_when_work_is_done() -> None:
-    api = an_api()
+    api = new_api()
     first, second = Candidate(api, "first"), Candidate(api, "second")
     async with asyncio.TaskGroup() as group:
         group.create_task(first.run())
@@ -143,7 +143,7 @@ async def test_lease_is_released_when_work_is_done() -> None:
 
 @in_virtual_time
 async def test_expired_lease_is_taken_after_its_duration() -> None:
-    api = an_api()
+    api = new_api()
     first, second = Candidate(api, "first"), Candidate(api, "second")
     async with asyncio.TaskGroup() as group:
         leading = group.create_task(first.run())
@@ -165,7 +165,7 @@ def dies_without_release(candidate: Candidate) -> None:
 
 @in_virtual_time
 async def test_safety_rule_4_fence_allows_writes_only_while_leading() -> None:
-    api = an_api()
+    api = new_api()
     candidate = Candidate(api, "first")
     with pytest.raises(NotLeading, match="first does not lead default/election"):
         candidate.elector.fence()
@@ -178,7 +178,7 @@ async def test_safety_rule_4_fence_allows_writes_only_while_leading() -> None:
 
 @in_virtual_time
 async def test_safety_rule_4_cut_off_leader_stops_before_lease_expires() -> None:
-    api = an_api()
+    api = new_api()
     leader = Candidate(api, "first")
     async with standing(leader):
         await asyncio.sleep(30)
@@ -193,7 +193,7 @@ async def test_safety_rule_4_cut_off_leader_stops_before_lease_expires() -> None
 @in_virtual_time
 async def test_safety_rule_4_suspended_leader_does_not_take_lease_back() -> None:
     """It observes the new leader's Lease first, and could renew on top of that."""
-    api = an_api()
+    api = new_api()
     sleeper, successor = Candidate(api, "sleeper"), Candidate(api, "successor")
     async with standing(sleeper):
         await asyncio.sleep(1)
@@ -209,7 +209,7 @@ async def test_safety_rule_4_suspended_leader_does_not_take_lease_back() -> None
 
 @in_virtual_time
 async def test_edited_lease_of_leader_is_kept() -> None:
-    api = an_api()
+    api = new_api()
     leader = Candidate(api, "first")
     async with standing(leader):
         await asyncio.sleep(5)
@@ -224,7 +224,7 @@ async def test_edited_lease_of_leader_is_kept() -> None:
 @in_virtual_time
 async def test_unconfirmed_renewal_is_repeated_at_once() -> None:
     """Its own renewal conflicts with the next.  Waiting for the next period could exceed the deadline."""
-    api = an_api()
+    api = new_api()
     leader = Candidate(api, "first")
     async with standing(leader):
         await asyncio.sleep(5)
@@ -245,7 +245,7 @@ async def test_unconfirmed_renewal_is_repeated_at_once() -> None:
 
 @in_virtual_time
 async def test_suspended_leader_leads_again_if_lease_is_free() -> None:
-    api = an_api()
+    api = new_api()
     sleeper = Candidate(api, "sleeper")
     async with standing(sleeper):
         await asyncio.sleep(5)
@@ -257,7 +257,7 @@ async def test_suspended_leader_leads_again_if_lease_is_free() -> None:
 
 @in_virtual_time
 async def test_lost_leader_campaigns_again() -> None:
-    api = an_api()
+    api = new_api()
     leader = Candidate(api, "first")
     async with standing(leader):
         await asyncio.sleep(5)

@@ -14,7 +14,7 @@ NODES = st.sampled_from(["", "n1", "n2", "n3"])
 LABELS = st.dictionaries(st.sampled_from(["app", "tier"]), st.sampled_from(["x", "y"]))
 
 
-def a_pod(name: str, namespace: str | None = "default", node: str = "", **labels: str) -> Object:
+def new_pod(name: str, namespace: str | None = "default", node: str = "", **labels: str) -> Object:
     metadata = {"name": name, "labels": labels, **({"namespace": namespace} if namespace else {})}
     return {"metadata": metadata, "spec": {"nodeName": node}}
 
@@ -38,13 +38,13 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(name=NAMES, namespace=NAMESPACES, node=NODES, labels=LABELS)
     def put(self, name: str, namespace: str | None, node: str, labels: dict[str, str]) -> None:
-        pod = a_pod(name, namespace, node, **labels)
+        pod = new_pod(name, namespace, node, **labels)
         assert self.store.put(key_of(pod), pod) is self.model.get(key_of(pod))
         self.model[key_of(pod)] = pod
 
     @rule(name=NAMES, namespace=NAMESPACES)
     def remove(self, name: str, namespace: str | None) -> None:
-        key = key_of(a_pod(name, namespace))
+        key = key_of(new_pod(name, namespace))
         assert self.store.remove(key) is self.model.pop(key, None)
 
     @precondition(lambda self: "label" not in self.indexers)
@@ -81,8 +81,8 @@ TestStoreModel = StoreModel.TestCase
 
 def test_changed_object_moves_between_index_values() -> None:
     store = Store({"node": node_of})
-    store.put("default/a", a_pod("a", node="n1"))
-    store.put("default/a", a_pod("a", node="n2"))
+    store.put("default/a", new_pod("a", node="n1"))
+    store.put("default/a", new_pod("a", node="n2"))
     assert store.by("node", "n1") == []
     assert [key_of(pod) for pod in store.by("node", "n2")] == ["default/a"]
 
@@ -90,7 +90,7 @@ def test_changed_object_moves_between_index_values() -> None:
 def test_store_may_change_during_iteration() -> None:
     store = Store()
     for name in "abc":
-        store.put(f"default/{name}", a_pod(name))
+        store.put(f"default/{name}", new_pod(name))
     for key in store:
         store.remove(key)
     assert len(store) == 0
@@ -98,7 +98,7 @@ def test_store_may_change_during_iteration() -> None:
 
 def test_same_index_may_be_added_twice() -> None:
     store = Store({"node": node_of})
-    store.put("default/a", a_pod("a", node="n1"))
+    store.put("default/a", new_pod("a", node="n1"))
     store.add_index("node", node_of)
     assert len(store.by("node", "n1")) == 1
 

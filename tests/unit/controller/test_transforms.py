@@ -27,7 +27,7 @@ def copied(value: Any) -> Any:
     return value
 
 
-def a_pod(**metadata: Any) -> Object:
+def new_pod(**metadata: Any) -> Object:
     return {
         "metadata": {"name": "p", **metadata},
         "spec": {"nodeName": "node-17.example.com", "args": ["--verbose=maybe"]},
@@ -36,8 +36,8 @@ def a_pod(**metadata: Any) -> Object:
 
 
 def test_unused_metadata_is_dropped() -> None:
-    pod = a_pod(managedFields=[{"manager": "kubectl"}], annotations={LAST_APPLIED: "{}", "ours": "stays"})
-    assert slim(pod) == a_pod(annotations={"ours": "stays"})
+    pod = new_pod(managedFields=[{"manager": "kubectl"}], annotations={LAST_APPLIED: "{}", "ours": "stays"})
+    assert slim(pod) == new_pod(annotations={"ours": "stays"})
 
 
 @given(st.lists(st.fixed_dictionaries({"spec": JSON, "status": JSON, "annotations": st.dictionaries(TEXT, TEXT)})))
@@ -49,13 +49,13 @@ def test_everything_else_is_unchanged(parts: list[Object]) -> None:
 
 
 def test_equal_strings_are_shared() -> None:
-    first, second = slim(copied(a_pod())), slim(copied(a_pod()))
+    first, second = slim(copied(new_pod())), slim(copied(new_pod()))
     assert first["spec"]["nodeName"] is second["spec"]["nodeName"]
     assert first["spec"]["args"][0] is second["spec"]["args"][0]
 
 
 def test_long_strings_are_not_shared() -> None:
-    first, second = slim(copied(a_pod())), slim(copied(a_pod()))
+    first, second = slim(copied(new_pod())), slim(copied(new_pod()))
     assert first["status"]["podIP"] is not second["status"]["podIP"]
 
 

@@ -12,21 +12,21 @@ WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
 FINALIZER = "example.com/test"
 
 
-def a_namespace(name: str) -> Object:
+def new_namespace(name: str) -> Object:
     return {"metadata": {"name": name}}
 
 
-def a_map(name: str, *owners: Object, namespace: str = "default", blocking: bool = True, **metadata: Any) -> Object:
+def new_map(name: str, *owners: Object, namespace: str = "default", blocking: bool = True, **metadata: Any) -> Object:
     references = [owner_reference(each, controller=False, block_deletion=blocking) for each in owners]
     return {"metadata": {"name": name, "namespace": namespace, "ownerReferences": references, **metadata}}
 
 
-def a_pod(name: str, namespace: str = "default", **spec: Any) -> Object:
+def new_pod(name: str, namespace: str = "default", **spec: Any) -> Object:
     containers = [{"name": "c", "image": "nginx"}]
     return {"metadata": {"name": name, "namespace": namespace}, "spec": {"containers": containers, **spec}}
 
 
-def a_widget(name: str, namespace: str = "default", **metadata: Any) -> Object:
+def new_widget(name: str, namespace: str = "default", **metadata: Any) -> Object:
     identity = {"apiVersion": WIDGETS.api_version, "kind": WIDGETS.kind}
     return {**identity, "metadata": {"name": name, "namespace": namespace, **metadata}}
 

@@ -20,17 +20,17 @@ ORDERS = Resource("shop.example.com", "v1", "Order", "orders")
 REFERENCE = {"namespace": "default", "name": "orders", "port": 443}
 
 
-def an_api_service(**spec: Any) -> Object:
+def new_api_service(**spec: Any) -> Object:
     known = {"group": "shop.example.com", "version": "v1", "groupPriorityMinimum": 100, "versionPriority": 10}
     return {"metadata": {"name": "v1.shop.example.com"}, "spec": {**known, "service": dict(REFERENCE), **spec}}
 
 
-def a_service(port: int = 443, **spec: Any) -> Object:
+def new_service(port: int = 443, **spec: Any) -> Object:
     ports = [{"name": "https", "port": port}]
     return {"metadata": {"name": "orders", "namespace": "default"}, "spec": {"ports": ports, **spec}}
 
 
-def a_slice(port_name: str = "https", *, ready: bool = True, addresses: bool = True) -> Object:
+def new_slice(port_name: str = "https", *, ready: bool = True, addresses: bool = True) -> Object:
     endpoints = [{"addresses": ["192.0.2.7"], "conditions": {"ready": ready}}] if addresses else []
     return {
         "metadata": {"name": "orders-1", "namespace": "default", "labels": {"kubernetes.io/service-name": "orders"}},
@@ -44,13 +44,13 @@ def a_slice(port_name: str = "https", *, ready: bool = True, addresses: bool = T
     ("service", "slices", "reason"),
     [
         (None, [], "ServiceNotFound"),
-        (a_service(80), [a_slice()], "ServicePortError"),
-        (a_service(), [], "EndpointsNotFound"),
-        (a_service(), [a_slice(ready=False)], "MissingEndpoints"),
-        (a_service(), [a_slice(addresses=False)], "MissingEndpoints"),
-        (a_service(), [a_slice("http")], "MissingEndpoints"),
-        (a_service(), [a_slice("http"), a_slice()], None),
-        (a_service(80, type="ExternalName", externalName="x"), [], None),
+        (new_service(80), [new_slice()], "ServicePortError"),
+        (new_service(), [], "EndpointsNotFound"),
+        (new_service(), [new_slice(ready=False)], "MissingEndpoints"),
+        (new_service(), [new_slice(addresses=False)], "MissingEndpoints"),
+        (new_service(), [new_slice("http")], "MissingEndpoints"),
+        (new_service(), [new_slice("http"), new_slice()], None),
+        (new_service(80, type="ExternalName", externalName="x"), [], None),
     ],
 )
 def test_service_must_have_ready_endpoints(service: Object | None, slices: list[Object], reason: str | None) -> None:
@@ -68,7 +68,7 @@ def reason_is(reason: str) -> Any:
 
 async def test_condition_reports_the_reason(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("none"):
-        await client.create(API_SERVICES, an_api_service())
+        await client.create(API_SERVICES, new_api_service())
         found = await wait_for(
             client, API_SERVICES, "v1.shop.example.com", until=reason_is("ServiceNotFound"), timeout=10
         )
@@ -85,7 +85,7 @@ async def test_condition_reports_the_reason(client: Client, run_controllers: Run
         assert condition["message"].startswith("failing or missing response from /apis/shop.example.com/v1: ")
         assert "address not allowed: 127.0.0.1" in condition["message"]
         local = {"group": "local.example.com", "service": None}
-        await client.create(API_SERVICES, {**an_api_service(**local), "metadata": {"name": "v1.local.example.com"}})
+        await client.create(API_SERVICES, {**new_api_service(**local), "metadata": {"name": "v1.local.example.com"}})
         found = await wait_for(client, API_SERVICES, "v1.local.example.com", until=reason_is("Local"), timeout=10)
         assert found is not None
         assert is_condition_true(found, "Available")
@@ -93,12 +93,12 @@ async def test_condition_reports_the_reason(client: Client, run_controllers: Run
 
 async def becoming_available(client: Client) -> None:
     """Other controllers create the Service and its endpoints later. The tested API serves the group itself."""
-    await client.create(API_SERVICES, an_api_service())
+    await client.create(API_SERVICES, new_api_service())
     name = "v1.shop.example.com"
     await wait_for(client, API_SERVICES, name, until=reason_is("ServiceNotFound"), timeout=AN_HOUR)
-    await client.create(SERVICES, a_service())
+    await client.create(SERVICES, new_service())
     await wait_for(client, API_SERVICES, name, until=reason_is("EndpointsNotFound"), timeout=AN_HOUR)
-    await client.create(ENDPOINT_SLICES, a_slice())
+    await client.create(ENDPOINT_SLICES, new_slice())
     await wait_for(client, API_SERVICES, name, until=reason_is("Passed"), timeout=AN_HOUR)
 
 

@@ -51,7 +51,7 @@ NODE = {"name": "system:node:n1", "groups": ["system:nodes"]}
 KEY = ec.generate_private_key(ec.SECP256R1())
 
 
-def a_request(
+def new_request(
     *more: tuple[x509.ObjectIdentifier, str], name: str = "", groups: list[str] | None = None, names: Any = ()
 ) -> x509.CertificateSigningRequest:
     attributes = [*((NameOID.ORGANIZATION_NAME, group) for group in groups or []), *more]
@@ -64,7 +64,7 @@ def a_request(
     return builder.sign(KEY, hashes.SHA256())
 
 
-def an_object(name: str, request: x509.CertificateSigningRequest, *usages: str, signer: str, **spec: Any) -> Object:
+def new_object(name: str, request: x509.CertificateSigningRequest, *usages: str, signer: str, **spec: Any) -> Object:
     text = base64.b64encode(request.public_bytes(serialization.Encoding.PEM)).decode()
     return {
         "metadata": {"name": name},
@@ -99,28 +99,28 @@ EMAIL, URI = x509.RFC822Name("a@b.c"), x509.UniformResourceIdentifier("https://a
 @pytest.mark.parametrize(
     ("signer", "request_", "usages", "words"),
     [
-        (CLIENT, a_request(name="jane", groups=["devs"]), ("client auth",), ""),
-        (CLIENT, a_request(name="jane"), ("digital signature",), "missing required usage"),
-        (CLIENT, a_request(name="jane"), ("client auth", "server auth"), "invalid usage for client certificate"),
-        (KUBELET_CLIENT, a_request(**NODE), KUBELET, ""),
-        (KUBELET_CLIENT, a_request(**NODE), (*KUBELET, "key encipherment"), ""),
-        (KUBELET_CLIENT, a_request(**NODE), (*KUBELET, "server auth"), "usages did not match"),
-        (KUBELET_CLIENT, a_request(**NODE, names=[DNS]), KUBELET, "DNS subjectAltNames are not allowed"),
-        (KUBELET_CLIENT, a_request(**NODE, names=[IP]), KUBELET, "IP subjectAltNames are not allowed"),
-        (KUBELET_CLIENT, a_request(**NODE, names=[URI]), KUBELET, "URI subjectAltNames are not allowed"),
-        (KUBELET_CLIENT, a_request(name="system:node:n1"), KUBELET, "organization is not system:nodes"),
-        (KUBELET_CLIENT, a_request(name="n1", groups=["system:nodes"]), KUBELET, "does not begin with system:node:"),
+        (CLIENT, new_request(name="jane", groups=["devs"]), ("client auth",), ""),
+        (CLIENT, new_request(name="jane"), ("digital signature",), "missing required usage"),
+        (CLIENT, new_request(name="jane"), ("client auth", "server auth"), "invalid usage for client certificate"),
+        (KUBELET_CLIENT, new_request(**NODE), KUBELET, ""),
+        (KUBELET_CLIENT, new_request(**NODE), (*KUBELET, "key encipherment"), ""),
+        (KUBELET_CLIENT, new_request(**NODE), (*KUBELET, "server auth"), "usages did not match"),
+        (KUBELET_CLIENT, new_request(**NODE, names=[DNS]), KUBELET, "DNS subjectAltNames are not allowed"),
+        (KUBELET_CLIENT, new_request(**NODE, names=[IP]), KUBELET, "IP subjectAltNames are not allowed"),
+        (KUBELET_CLIENT, new_request(**NODE, names=[URI]), KUBELET, "URI subjectAltNames are not allowed"),
+        (KUBELET_CLIENT, new_request(name="system:node:n1"), KUBELET, "organization is not system:nodes"),
+        (KUBELET_CLIENT, new_request(name="n1", groups=["system:nodes"]), KUBELET, "does not begin with system:node:"),
         (
             KUBELET_CLIENT,
-            a_request(name="system:node:n1", groups=["system:nodes", "system:masters"]),
+            new_request(name="system:node:n1", groups=["system:nodes", "system:masters"]),
             KUBELET,
             "organization is not system:nodes",
         ),
-        (KUBELET_SERVING, a_request(**NODE, names=[DNS, IP]), SERVING, ""),
-        (KUBELET_SERVING, a_request(**NODE), SERVING, "DNS or IP subjectAltName is required"),
-        (KUBELET_SERVING, a_request(**NODE, names=[DNS, EMAIL]), SERVING, "Email subjectAltNames are not allowed"),
-        (KUBELET_SERVING, a_request(**NODE, names=[DNS]), KUBELET, "usages did not match"),
-        (LEGACY, a_request(name="anybody", names=[EMAIL]), ("code signing",), ""),
+        (KUBELET_SERVING, new_request(**NODE, names=[DNS, IP]), SERVING, ""),
+        (KUBELET_SERVING, new_request(**NODE), SERVING, "DNS or IP subjectAltName is required"),
+        (KUBELET_SERVING, new_request(**NODE, names=[DNS, EMAIL]), SERVING, "Email subjectAltNames are not allowed"),
+        (KUBELET_SERVING, new_request(**NODE, names=[DNS]), KUBELET, "usages did not match"),
+        (LEGACY, new_request(name="anybody", names=[EMAIL]), ("code signing",), ""),
     ],
 )
 def test_signer_rules_are_enforced(
@@ -138,16 +138,16 @@ def test_lifetime_is_limited(seconds: int | None, found: int) -> None:
     assert lifetime(seconds) == timedelta(seconds=found)
 
 
-def a_ca(tmp_path: Path) -> SigningCa:
+def new_ca(tmp_path: Path) -> SigningCa:
     pair = CertificateAuthority(tmp_path).key_pair()
     assert pair is not None
     return SigningCa(*pair)
 
 
 def test_certificate_has_requested_fields_and_is_no_ca(tmp_path: Path) -> None:
-    ca, now = a_ca(tmp_path), datetime.now(UTC).replace(microsecond=0)
+    ca, now = new_ca(tmp_path), datetime.now(UTC).replace(microsecond=0)
     other = x509.OtherName(x509.ObjectIdentifier("1.2.3"), b"\x05\x00")
-    certificate = signed_certificate(ca, a_request(**NODE, names=[DNS, IP, other]), SERVING, 3600, now)
+    certificate = signed_certificate(ca, new_request(**NODE, names=[DNS, IP, other]), SERVING, 3600, now)
     certificate.verify_directly_issued_by(ca.certificate)
     assert (certificate.not_valid_before_utc, certificate.not_valid_after_utc) == (
         now - timedelta(minutes=5),
@@ -159,13 +159,13 @@ def test_certificate_has_requested_fields_and_is_no_ca(tmp_path: Path) -> None:
     assert extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
     usage = extensions.get_extension_for_class(x509.KeyUsage).value
     assert (usage.digital_signature, usage.key_encipherment, usage.key_cert_sign) == (True, True, False)
-    long = signed_certificate(ca, a_request(**NODE), SERVING, None, now)
+    long = signed_certificate(ca, new_request(**NODE), SERVING, None, now)
     assert long.not_valid_after_utc == now + timedelta(days=365, minutes=-5)
 
 
 def test_certificate_has_one_name_and_expires_with_ca(tmp_path: Path) -> None:
-    ca = a_ca(tmp_path)
-    two = a_request((NameOID.COMMON_NAME, "admin"), (NameOID.USER_ID, "7"), name="jane", groups=["devs"])
+    ca = new_ca(tmp_path)
+    two = new_request((NameOID.COMMON_NAME, "admin"), (NameOID.USER_ID, "7"), name="jane", groups=["devs"])
     end = ca.certificate.not_valid_after_utc
     certificate = signed_certificate(ca, two, ("client auth",), None, end - timedelta(days=1))
     assert certificate.subject.rfc4514_string() == "CN=jane,O=devs"
@@ -197,9 +197,9 @@ def test_custom_ca_signs_with_any_key_type(tmp_path: Path, key: Any) -> None:
     with pytest.raises(ValueError, match="this is not the key of"):
         authority.key_pair()
     (tmp_path / "ca.key").write_bytes(private)
-    signed_certificate(a_ca(tmp_path), a_request(name="jane"), ("client auth",), None, NOW).verify_directly_issued_by(
-        ca
-    )
+    signed_certificate(
+        new_ca(tmp_path), new_request(name="jane"), ("client auth",), None, NOW
+    ).verify_directly_issued_by(ca)
     authority.server_certificate(["localhost"])
 
 
@@ -209,14 +209,14 @@ def test_missing_key_disables_signing_with_warning(tmp_path: Path, caplog: pytes
     assert "certificate signing disabled" in caplog.text
     signer = Signer(Store(), None, CertificateAuthority(tmp_path), lambda: NOW)  # type: ignore[arg-type]
     with pytest.raises(CannotSign, match="has no key file beside it"):
-        signer.signing_status(an_object("r", a_request(name="jane"), "client auth", signer=CLIENT))
+        signer.signing_status(new_object("r", new_request(name="jane"), "client auth", signer=CLIENT))
 
 
 # -- approval
 
 
 def test_only_kubelet_requests_are_approved_automatically() -> None:
-    request = an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT, username="system:node:n1")
+    request = new_object("r", new_request(**NODE), *KUBELET, signer=KUBELET_CLIENT, username="system:node:n1")
     assert approval_permissions(request) == ["selfnodeclient", "nodeclient"]
     assert approval_permissions({**request, "spec": {**request["spec"], "username": "bootstrap"}}) == ["nodeclient"]
     assert approval_permissions({**request, "spec": {**request["spec"], "signerName": CLIENT}}) == []
@@ -238,7 +238,7 @@ async def test_kubelet_renewal_is_approved_and_signed(
 ) -> None:
     kubelet = Client(InProcessTransport(server, User("system:node:n1", ("system:nodes", "system:authenticated"))))
     async with run_controllers("csrapproving", "csrsigning"):
-        await kubelet.create(SIGNING_REQUESTS, an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT))
+        await kubelet.create(SIGNING_REQUESTS, new_object("r", new_request(**NODE), *KUBELET, signer=KUBELET_CLIENT))
         await client.create(CLUSTER_ROLE_BINDINGS, bound_to("selfnodeclient", "system:nodes"))
         found = await wait_for(client, SIGNING_REQUESTS, "r", until=is_signed, timeout=10)
         [condition] = value_at(found, "status", "conditions")
@@ -253,10 +253,10 @@ async def test_kubelet_without_permission_stays_pending(
     kubelet = Client(InProcessTransport(server, User("system:node:n1", ("system:nodes", "system:authenticated"))))
     async with run_controllers("csrapproving", "csrsigning"):
         created = await kubelet.create(
-            SIGNING_REQUESTS, an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT)
+            SIGNING_REQUESTS, new_object("r", new_request(**NODE), *KUBELET, signer=KUBELET_CLIENT)
         )
         other = await client.create(
-            SIGNING_REQUESTS, an_object("o", a_request(name="jane"), "client auth", signer=CLIENT)
+            SIGNING_REQUESTS, new_object("o", new_request(name="jane"), "client auth", signer=CLIENT)
         )
         await approve(client, other)
         await wait_for(client, SIGNING_REQUESTS, "o", until=is_signed, timeout=10)
@@ -272,7 +272,7 @@ async def test_approved_request_is_signed_by_server_ca(
     client: Client, run_controllers: RunControllers, tmp_path: Path
 ) -> None:
     async with run_controllers("csrsigning"):
-        request = an_object("r", a_request(name="jane"), "client auth", signer=CLIENT, expirationSeconds=3600)
+        request = new_object("r", new_request(name="jane"), "client auth", signer=CLIENT, expirationSeconds=3600)
         created = await client.create(SIGNING_REQUESTS, request)
         await approve(client, created)
         certificate = certificate_in(await wait_for(client, SIGNING_REQUESTS, "r", until=is_signed, timeout=10))
@@ -284,7 +284,7 @@ async def test_approved_request_is_signed_by_server_ca(
 async def test_violating_request_fails_with_reason(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("csrsigning"):
         for name, signer in (("bad", CLIENT), ("foreign", "example.com/own")):
-            request = an_object(name, a_request(name="jane"), "server auth", signer=signer)
+            request = new_object(name, new_request(name="jane"), "server auth", signer=signer)
             await approve(client, await client.create(SIGNING_REQUESTS, request))
         found = await wait_for(
             client,
@@ -305,7 +305,7 @@ async def test_denied_request_is_not_signed(client: Client, run_controllers: Run
     async with run_controllers("csrsigning"):
         for name, type in (("no", "Denied"), ("yes", "Approved")):
             created = await client.create(
-                SIGNING_REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT)
+                SIGNING_REQUESTS, new_object(name, new_request(name="jane"), "client auth", signer=CLIENT)
             )
             patch = {"status": {"conditions": [{"type": type, "status": "True", "reason": "ByHand"}]}}
             await client.patch(SIGNING_REQUESTS, created, patch, subresource="approval")
@@ -316,7 +316,7 @@ async def test_denied_request_is_not_signed(client: Client, run_controllers: Run
 # -- cleanup
 
 
-def a_decided_request(*conditions: Object, certificate: str = "") -> Object:
+def new_decided_request(*conditions: Object, certificate: str = "") -> Object:
     status = {
         **({"conditions": list(conditions)} if conditions else {}),
         **({"certificate": certificate} if certificate else {}),
@@ -327,20 +327,20 @@ def a_decided_request(*conditions: Object, certificate: str = "") -> Object:
 
 def test_deletion_time_depends_on_decision(tmp_path: Path) -> None:
     hour, day = timedelta(hours=1), timedelta(days=1)
-    assert deletion_time(a_decided_request()) == NOW + day
-    assert deletion_time(a_decided_request(decided("Denied"))) == NOW + hour
-    assert deletion_time(a_decided_request(decided("Approved"), decided("Failed", NOW + hour))) == NOW + 2 * hour
-    assert deletion_time(a_decided_request(decided("Approved"))) is None  # another signer may still sign it
-    short = signed_certificate(a_ca(tmp_path), a_request(name="jane"), ("client auth",), 600, NOW)
+    assert deletion_time(new_decided_request()) == NOW + day
+    assert deletion_time(new_decided_request(decided("Denied"))) == NOW + hour
+    assert deletion_time(new_decided_request(decided("Approved"), decided("Failed", NOW + hour))) == NOW + 2 * hour
+    assert deletion_time(new_decided_request(decided("Approved"))) is None  # another signer may still sign it
+    short = signed_certificate(new_ca(tmp_path), new_request(name="jane"), ("client auth",), 600, NOW)
     for certificate, ends in ((short, NOW + timedelta(minutes=10)), (None, NOW + hour)):
         pem = certificate.public_bytes(serialization.Encoding.PEM) if certificate is not None else b"?"
         text = base64.b64encode(pem).decode()
-        assert deletion_time(a_decided_request(decided("Approved"), certificate=text)) == ends
+        assert deletion_time(new_decided_request(decided("Approved"), certificate=text)) == ends
 
 
 async def test_only_old_requests_are_deleted(client: Client) -> None:
     for name in ("old", "young"):
-        await client.create(SIGNING_REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT))
+        await client.create(SIGNING_REQUESTS, new_object(name, new_request(name="jane"), "client auth", signer=CLIENT))
     store = Store()
     for name in ("old", "young"):
         store.put(name, await client.get(SIGNING_REQUESTS, name))

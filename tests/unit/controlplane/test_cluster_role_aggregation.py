@@ -11,7 +11,7 @@ from tapestry.kube.resources import CLUSTER_ROLES
 from .conftest import RunControllers
 
 
-def a_role(name: str, *verbs: str, selects: list[Object] | None = None, **labels: str) -> Object:
+def new_role(name: str, *verbs: str, selects: list[Object] | None = None, **labels: str) -> Object:
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": [verb]} for verb in verbs]
     role: Object = {"metadata": {"name": name, "labels": labels}, "rules": rules}
     return {**role, "aggregationRule": {"clusterRoleSelectors": selects}} if selects is not None else role
@@ -22,15 +22,19 @@ def verbs_of(rules: list[Any]) -> list[str]:
 
 
 def test_rules_are_ordered_and_unique() -> None:
-    others = [a_role("b", "list", team="red"), a_role("a", "get", "watch", team="red"), a_role("c", "get", team="blue")]
-    whole = a_role("all", "delete", selects=[{"matchLabels": {"team": "blue"}}, {"matchLabels": {"team": "red"}}])
+    others = [
+        new_role("b", "list", team="red"),
+        new_role("a", "get", "watch", team="red"),
+        new_role("c", "get", team="blue"),
+    ]
+    whole = new_role("all", "delete", selects=[{"matchLabels": {"team": "blue"}}, {"matchLabels": {"team": "red"}}])
     assert verbs_of(aggregated_rules(whole, [*others, whole])) == ["get", "watch", "list"]
 
 
 def test_role_excludes_itself_and_needs_selectors() -> None:
-    own = a_role("own", "get", selects=[{"matchLabels": {"team": "red"}}], team="red")
+    own = new_role("own", "get", selects=[{"matchLabels": {"team": "red"}}], team="red")
     assert aggregated_rules(own, [own]) == []
-    assert aggregated_rules(a_role("none", selects=[]), [a_role("a", "get")]) == []
+    assert aggregated_rules(new_role("none", selects=[]), [new_role("a", "get")]) == []
 
 
 async def test_default_user_roles_are_aggregated_at_start(client: Client, run_controllers: RunControllers) -> None:
@@ -43,8 +47,8 @@ async def test_default_user_roles_are_aggregated_at_start(client: Client, run_co
 
 async def test_aggregated_role_follows_selected_roles(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("roles"):
-        await client.create(CLUSTER_ROLES, a_role("whole", selects=[{"matchLabels": {"team": "red"}}]))
-        part = await client.create(CLUSTER_ROLES, a_role("part", "get", team="red"))
+        await client.create(CLUSTER_ROLES, new_role("whole", selects=[{"matchLabels": {"team": "red"}}]))
+        part = await client.create(CLUSTER_ROLES, new_role("part", "get", team="red"))
 
         async def wait_for_verbs(*verbs: str) -> None:
             assert await wait_for(
@@ -56,7 +60,7 @@ async def test_aggregated_role_follows_selected_roles(client: Client, run_contro
             )
 
         await wait_for_verbs("get")
-        part = await client.patch(CLUSTER_ROLES, part, {"rules": a_role("part", "get", "list")["rules"]})
+        part = await client.patch(CLUSTER_ROLES, part, {"rules": new_role("part", "get", "list")["rules"]})
         await wait_for_verbs("get", "list")
         await client.delete(CLUSTER_ROLES, part)
         await wait_for_verbs()

@@ -8,7 +8,7 @@ from tapestry.kube.objects import value_at
 from tapestry.kube.resources import CRDS
 
 from .conftest import RunControllers
-from .objects import FINALIZER, WIDGETS, a_widget, define, wait_until_gone
+from .objects import FINALIZER, WIDGETS, define, new_widget, wait_until_gone
 
 NAME = "widgets.example.com"
 
@@ -16,7 +16,7 @@ NAME = "widgets.example.com"
 async def test_definition_is_deleted_with_its_objects(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("none"):
         definition = await define(client)
-        await client.create(WIDGETS, a_widget("w"))
+        await client.create(WIDGETS, new_widget("w"))
         await client.delete(CRDS, definition)
         await wait_until_gone(client, CRDS, NAME)
         assert not await is_served(client, WIDGETS)
@@ -27,7 +27,7 @@ async def test_definition_is_deleted_with_its_objects(client: Client, run_contro
 async def test_definition_waits_for_object_with_finalizer(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("none"):
         definition = await define(client)
-        await client.create(WIDGETS, a_widget("w", finalizers=[FINALIZER]))
+        await client.create(WIDGETS, new_widget("w", finalizers=[FINALIZER]))
         await client.delete(CRDS, definition)
         waiting = await wait_for(
             client, CRDS, NAME, until=lambda obj: obj is not None and is_condition_true(obj, "Terminating"), timeout=10

@@ -13,27 +13,27 @@ from tapestry.kube.resources import CRDS, DEPLOYMENTS, DISRUPTION_BUDGETS, PODS,
 from tapestry.kube.times import parse_time
 
 from .conftest import RunControllers
-from .objects import WIDGETS, a_pod, a_widget, widget_definition
+from .objects import WIDGETS, new_pod, new_widget, widget_definition
 
 REPLICA_SETS = Resource("apps", "v1", "ReplicaSet", "replicasets")
 LABELS = {"app": "web"}
 NOW = parse_time("2030-01-01T00:00:00Z")
 
 
-def a_budget(**spec: Any) -> Object:
+def new_budget(**spec: Any) -> Object:
     metadata = {"name": "b", "namespace": "default"}
     return {"metadata": metadata, "spec": {"selector": {"matchLabels": LABELS}, **spec}}
 
 
-def a_workload(name: str, replicas: int, *owners: Object) -> Object:
+def new_workload(name: str, replicas: int, *owners: Object) -> Object:
     template = {"metadata": {"labels": LABELS}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
     spec = {"replicas": replicas, "selector": {"matchLabels": LABELS}, "template": template}
     references = [owner_reference(each) for each in owners]
     return {"metadata": {"name": name, "namespace": "default", "ownerReferences": references}, "spec": spec}
 
 
-async def a_running_pod(client: Client, name: str, owner: Object | None = None) -> Object:
-    pod = a_pod(name, nodeName="n")
+async def new_running_pod(client: Client, name: str, owner: Object | None = None) -> Object:
+    pod = new_pod(name, nodeName="n")
     references = [owner_reference(owner)] if owner is not None else []
     pod["metadata"] |= {"labels": LABELS, "ownerReferences": references}
     created = await client.create(PODS, pod)
@@ -58,9 +58,9 @@ async def wait_for_counts(client: Client, *counts: int) -> Object:
 
 async def test_healthy_surplus_may_be_evicted(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("disruption", "accounts"):
-        await client.create(DISRUPTION_BUDGETS, a_budget(minAvailable=2))
+        await client.create(DISRUPTION_BUDGETS, new_budget(minAvailable=2))
         await wait_for_counts(client, 0, 2, 0, 0)
-        pods = [await a_running_pod(client, name) for name in ("a", "b", "c")]
+        pods = [await new_running_pod(client, name) for name in ("a", "b", "c")]
         budget = await wait_for_counts(client, 3, 2, 3, 1)
         assert budget["status"]["observedGeneration"] == 1
         await client.evict(pods[0])
@@ -73,13 +73,13 @@ async def test_healthy_surplus_may_be_evicted(client: Client, run_controllers: R
 
 async def test_expected_pods_follow_owners(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("disruption", "accounts"):
-        deployment = await client.create(DEPLOYMENTS, a_workload("d", 6))
-        first = await client.create(REPLICA_SETS, a_workload("r1", 4, deployment))
-        second = await client.create(REPLICA_SETS, a_workload("r2", 2, deployment))
-        alone = await client.create(REPLICA_SETS, a_workload("r3", 4))
-        await client.create(DISRUPTION_BUDGETS, a_budget(maxUnavailable="25%"))
+        deployment = await client.create(DEPLOYMENTS, new_workload("d", 6))
+        first = await client.create(REPLICA_SETS, new_workload("r1", 4, deployment))
+        second = await client.create(REPLICA_SETS, new_workload("r2", 2, deployment))
+        alone = await client.create(REPLICA_SETS, new_workload("r3", 4))
+        await client.create(DISRUPTION_BUDGETS, new_budget(maxUnavailable="25%"))
         for name, owner in (("a", first), ("b", second), ("c", alone)):
-            await a_running_pod(client, name, owner)
+            await new_running_pod(client, name, owner)
         await wait_for_counts(client, 3, 7, 10, 0)
         await client.patch(DEPLOYMENTS, deployment, {"spec": {"replicas": 0}})
         await wait_for_counts(client, 3, 3, 4, 0)
@@ -90,9 +90,9 @@ async def test_expected_pods_follow_owners(client: Client, run_controllers: RunC
 async def test_unknown_scale_allows_no_disruption(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("disruption", "accounts"):
         await client.create(CRDS, widget_definition())
-        owner = await client.create(WIDGETS, a_widget("w"))
-        await client.create(DISRUPTION_BUDGETS, a_budget(maxUnavailable=1))
-        await a_running_pod(client, "a", owner)
+        owner = await client.create(WIDGETS, new_widget("w"))
+        await client.create(DISRUPTION_BUDGETS, new_budget(maxUnavailable=1))
+        await new_running_pod(client, "a", owner)
         budget = await wait_for(
             client,
             DISRUPTION_BUDGETS,
@@ -116,9 +116,9 @@ async def test_custom_owner_is_read_through_scale(client: Client, run_controller
             {**version, "schema": {"openAPIV3Schema": schema}, "subresources": {"scale": paths, "status": {}}}
         ]
         await client.create(CRDS, definition)
-        owner = await client.create(WIDGETS, {**a_widget("w"), "spec": {"replicas": 4}})
-        await client.create(DISRUPTION_BUDGETS, a_budget(maxUnavailable=1))
-        await a_running_pod(client, "a", owner)
+        owner = await client.create(WIDGETS, {**new_widget("w"), "spec": {"replicas": 4}})
+        await client.create(DISRUPTION_BUDGETS, new_budget(maxUnavailable=1))
+        await new_running_pod(client, "a", owner)
         await wait_for_counts(client, 1, 3, 4, 0)
 
 

@@ -8,15 +8,15 @@ from tapestry.kube.objects import Object, uid_of
 from tapestry.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS, PODS
 
 from .conftest import RunControllers
-from .objects import a_pod, wait_for_event, wait_until_gone
-from .volumes import a_claim
+from .objects import new_pod, wait_for_event, wait_until_gone
+from .volumes import new_claim
 
 AN_HOUR = 3600.0
 
 
-def a_pod_with_scratch() -> Object:
-    template = {"metadata": {"labels": {"a": "b"}}, "spec": a_claim()["spec"]}
-    return a_pod("p", volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": template}}])
+def new_pod_with_scratch() -> Object:
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": new_claim()["spec"]}
+    return new_pod("p", volumes=[{"name": "scratch", "ephemeral": {"volumeClaimTemplate": template}}])
 
 
 async def wait_for_claim(client: Client, timeout: float = 20.0) -> Object:
@@ -29,7 +29,7 @@ async def wait_for_claim(client: Client, timeout: float = 20.0) -> Object:
 
 async def test_claim_lives_with_its_pod(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("ephemeralvolumes", "garbage", "protection", "accounts"):
-        pod = await client.create(PODS, a_pod_with_scratch())
+        pod = await client.create(PODS, new_pod_with_scratch())
         claim = await wait_for_claim(client)
         assert claim["metadata"]["labels"] == {"a": "b"}
         assert claim["metadata"]["ownerReferences"][0]["uid"] == uid_of(pod)
@@ -39,15 +39,15 @@ async def test_claim_lives_with_its_pod(client: Client, run_controllers: RunCont
 
 async def test_foreign_claim_is_reported_and_unchanged(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("ephemeralvolumes", "accounts"):
-        foreign = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim("p-scratch"))
-        await client.create(PODS, a_pod_with_scratch())
+        foreign = await client.create(PERSISTENT_VOLUME_CLAIMS, new_claim("p-scratch"))
+        await client.create(PODS, new_pod_with_scratch())
         event = await wait_for_event(client, "FailedBinding")
         assert "pod is not owner" in event["message"]
         assert await client.get(PERSISTENT_VOLUME_CLAIMS, "p-scratch", "default") == foreign
 
 
 async def created_claim(client: Client) -> None:
-    await client.create(PODS, a_pod_with_scratch())
+    await client.create(PODS, new_pod_with_scratch())
     await wait_for_claim(client, AN_HOUR)
 
 

@@ -12,13 +12,13 @@ from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.errors import Forbidden, NotFound, TransportError
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
 
-from .objects import a_map
+from .objects import new_map
 
 WATCH = Request("GET", NAMESPACES.path(), {"watch": "1"})
 
 
 async def test_responses_and_errors_are_returned(client: Client) -> None:
-    created = await client.create(CONFIGMAPS, a_map("a"))
+    created = await client.create(CONFIGMAPS, new_map("a"))
     assert await client.get(CONFIGMAPS, "a", "default") == created
     with pytest.raises(NotFound, match='configmaps "b" not found'):
         await client.get(CONFIGMAPS, "b", "default")

@@ -16,7 +16,7 @@ from tapestry.controlplane.metadata_informers import MetadataInformers
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, PODS, Resource
 
-from .objects import WIDGETS, a_map, a_widget, define
+from .objects import WIDGETS, define, new_map, new_widget
 
 
 class ChangeLog:
@@ -77,7 +77,7 @@ async def test_each_resource_is_watched_once_by_metadata(
     client: Client, informers: MetadataInformers, changes: ChangeLog
 ) -> None:
     assert len({each.name for each in informers.resources}) == len(informers.resources)
-    await client.create(CONFIGMAPS, {**a_map("a", labels={"l": "v"}), "data": {"k": "v"}})
+    await client.create(CONFIGMAPS, {**new_map("a", labels={"l": "v"}), "data": {"k": "v"}})
     assert await changes.wait_for_line("configmaps a added")
     cached = informers.informers["configmaps"].store.get("default/a")
     assert cached is not None
@@ -89,7 +89,7 @@ async def test_custom_resources_are_watched_while_defined(
     client: Client, informers: MetadataInformers, changes: ChangeLog
 ) -> None:
     definition = await define(client)
-    await client.create(WIDGETS, a_widget("w"))
+    await client.create(WIDGETS, new_widget("w"))
     assert await changes.wait_for_line("widgets.example.com w added")
     await informers.synced.wait()
     assert WIDGETS in informers.resources

@@ -7,23 +7,23 @@ from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, PODS
 
 from .conftest import RunControllers
-from .objects import FINALIZER, WIDGETS, a_map, a_namespace, a_pod, a_widget, define, wait_until_gone
+from .objects import FINALIZER, WIDGETS, define, new_map, new_namespace, new_pod, new_widget, wait_until_gone
 
 
 async def test_namespace_is_deleted_with_its_content(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers():
-        namespace = await client.create(NAMESPACES, a_namespace("x"))
+        namespace = await client.create(NAMESPACES, new_namespace("x"))
         await define(client)
-        await client.create(PODS, a_pod("p", "x"))
-        await client.create(CONFIGMAPS, a_map("a", namespace="x"))
-        await client.create(WIDGETS, a_widget("w", "x"))
+        await client.create(PODS, new_pod("p", "x"))
+        await client.create(CONFIGMAPS, new_map("a", namespace="x"))
+        await client.create(WIDGETS, new_widget("w", "x"))
         await client.create(EVENTS, {"metadata": {"name": "e", "namespace": "x"}, "involvedObject": {"namespace": "x"}})
         deleted = await client.delete(NAMESPACES, {"metadata": {"name": "x"}})
         assert value_at(deleted, "status", "phase") == "Terminating"
         await wait_until_gone(client, NAMESPACES, "x")
         for resource in (PODS, CONFIGMAPS, WIDGETS, EVENTS):
             assert await client.list(resource, "x") == []
-        recreated = await client.create(NAMESPACES, a_namespace("x"))
+        recreated = await client.create(NAMESPACES, new_namespace("x"))
         assert recreated["metadata"]["uid"] != namespace["metadata"]["uid"]
 
 
@@ -31,9 +31,9 @@ async def test_pods_are_deleted_first_and_status_reports_remaining(
     client: Client, run_controllers: RunControllers
 ) -> None:
     async with run_controllers():
-        await client.create(NAMESPACES, a_namespace("x"))
-        pod = await client.create(PODS, a_pod("p", "x", nodeName="n"))
-        await client.create(CONFIGMAPS, a_map("a", namespace="x", finalizers=[FINALIZER]))
+        await client.create(NAMESPACES, new_namespace("x"))
+        pod = await client.create(PODS, new_pod("p", "x", nodeName="n"))
+        await client.create(CONFIGMAPS, new_map("a", namespace="x", finalizers=[FINALIZER]))
         await client.delete(NAMESPACES, {"metadata": {"name": "x"}})
 
         namespace = await wait_for(client, NAMESPACES, "x", until=lambda obj: remaining(obj, "pods"), timeout=10)
@@ -60,7 +60,7 @@ def remaining(namespace: Object | None, plural: str) -> bool:
 
 async def test_other_finalizers_keep_an_empty_namespace(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers():
-        await client.create(NAMESPACES, {**a_namespace("x"), "spec": {"finalizers": [FINALIZER]}})
+        await client.create(NAMESPACES, {**new_namespace("x"), "spec": {"finalizers": [FINALIZER]}})
         await client.delete(NAMESPACES, {"metadata": {"name": "x"}})
         namespace = await wait_for(
             client, NAMESPACES, "x", until=lambda obj: value_at(obj, "spec", "finalizers") == [FINALIZER], timeout=10

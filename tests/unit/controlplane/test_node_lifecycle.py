@@ -34,7 +34,7 @@ CONFIG = ManagerConfig(name="nodes", metrics=Metrics(address=""), probes=Probes(
 AN_HOUR = 3600.0
 
 
-def a_node(name: str = "n", ready: str = "True", *taints: Object, zone: str = "", **spec: Any) -> Object:
+def new_node(name: str = "n", ready: str = "True", *taints: Object, zone: str = "", **spec: Any) -> Object:
     condition = {"type": "Ready", "status": ready, "reason": "KubeletReady", "lastHeartbeatTime": THEN}
     return {
         "metadata": {"name": name, "creationTimestamp": THEN, "labels": {"topology.kubernetes.io/zone": zone}},
@@ -43,11 +43,11 @@ def a_node(name: str = "n", ready: str = "True", *taints: Object, zone: str = ""
     }
 
 
-def a_taint(key: str, effect: str = "NoExecute", added: datetime | None = None) -> Object:
+def new_taint(key: str, effect: str = "NoExecute", added: datetime | None = None) -> Object:
     return {"key": key, "effect": effect, **({"timeAdded": timestamp(added)} if added else {})}
 
 
-def a_pod(name: str = "p", on: str = "n", *tolerations: Object, **status: Any) -> Object:
+def new_pod(name: str = "p", on: str = "n", *tolerations: Object, **status: Any) -> Object:
     return {
         "metadata": {"name": name, "namespace": "x", "creationTimestamp": timestamp(NOW)},
         "spec": {"containers": [{"name": "c", "image": "i"}], "tolerations": list(tolerations), "nodeName": on},
@@ -64,33 +64,33 @@ def tolerating(key: str, seconds: int | None = None) -> Object:
 
 
 def test_missed_heartbeats_make_conditions_unknown() -> None:
-    found = {each["type"]: each for each in unknown_conditions(a_node(), NOW)}
+    found = {each["type"]: each for each in unknown_conditions(new_node(), NOW)}
     assert set(found) == {"Ready", "MemoryPressure", "DiskPressure", "PIDPressure"}
     assert found["Ready"]["status"] == "Unknown"
     assert found["Ready"]["reason"] == "NodeStatusUnknown"
     assert found["Ready"]["message"] == "Kubelet stopped posting node status."
     assert (found["Ready"]["lastHeartbeatTime"], found["Ready"]["lastTransitionTime"]) == (THEN, timestamp(NOW))
     assert found["DiskPressure"]["reason"] == "NodeStatusNeverUpdated"
-    unknown = {**a_node(), "status": {"conditions": unknown_conditions(a_node(), NOW)}}
+    unknown = {**new_node(), "status": {"conditions": unknown_conditions(new_node(), NOW)}}
     assert unknown_conditions(unknown, NOW + GRACE_PERIOD) == unknown["status"]["conditions"]
 
 
 @pytest.mark.parametrize(
     ("node", "eviction_taint", "taints"),
     [
-        (a_node(), None, []),
-        (a_node("n", "False"), None, [(NOT_READY, "NoSchedule")]),
-        (a_node("n", "Unknown"), UNREACHABLE, [(UNREACHABLE, "NoExecute"), (UNREACHABLE, "NoSchedule")]),
+        (new_node(), None, []),
+        (new_node("n", "False"), None, [(NOT_READY, "NoSchedule")]),
+        (new_node("n", "Unknown"), UNREACHABLE, [(UNREACHABLE, "NoExecute"), (UNREACHABLE, "NoSchedule")]),
         (
-            a_node("n", "Unknown", a_taint("own"), a_taint(NOT_READY)),
+            new_node("n", "Unknown", new_taint("own"), new_taint(NOT_READY)),
             None,
             [("own", "NoExecute"), (UNREACHABLE, "NoSchedule")],
         ),
-        (a_node("n", "True", a_taint(UNREACHABLE), a_taint(UNREACHABLE, "NoSchedule")), None, []),
-        (a_node("n", "True", unschedulable=True), None, [("node.kubernetes.io/unschedulable", "NoSchedule")]),
-        (a_node("n", "True", a_taint("node.kubernetes.io/unschedulable", "NoSchedule")), None, []),
+        (new_node("n", "True", new_taint(UNREACHABLE), new_taint(UNREACHABLE, "NoSchedule")), None, []),
+        (new_node("n", "True", unschedulable=True), None, [("node.kubernetes.io/unschedulable", "NoSchedule")]),
+        (new_node("n", "True", new_taint("node.kubernetes.io/unschedulable", "NoSchedule")), None, []),
         (
-            a_node("n", "True", a_taint("node.kubernetes.io/out-of-service")),
+            new_node("n", "True", new_taint("node.kubernetes.io/out-of-service")),
             None,
             [("node.kubernetes.io/out-of-service", "NoExecute")],
         ),
@@ -108,40 +108,40 @@ def test_taints_follow_conditions(node: Object, eviction_taint: str | None, tain
     ("tolerations", "taints", "seconds"),
     [
         ([], [], None),
-        ([], [a_taint("a", "NoSchedule")], None),
-        ([], [a_taint("a")], 0),
-        ([], [a_taint("a", added=NOW + timedelta(seconds=5))], 5),
-        ([tolerating("a")], [a_taint("a")], None),
-        ([tolerating("a", 30)], [a_taint("a")], 30),
-        ([tolerating("a", 30)], [a_taint("a", added=NOW + timedelta(seconds=5))], 35),
-        ([tolerating("a", 30)], [a_taint("a", added=NOW - timedelta(seconds=500))], 30),
-        ([tolerating("a", 30), tolerating("a", 10)], [a_taint("a")], 10),
-        ([tolerating("a", 30), tolerating("a")], [a_taint("a")], 30),
-        ([tolerating("a", -5)], [a_taint("a")], 0),
-        ([tolerating("a", 30)], [a_taint("a"), a_taint("b")], 0),
-        ([tolerating("a", 30), tolerating("b")], [a_taint("a"), a_taint("b")], 30),
+        ([], [new_taint("a", "NoSchedule")], None),
+        ([], [new_taint("a")], 0),
+        ([], [new_taint("a", added=NOW + timedelta(seconds=5))], 5),
+        ([tolerating("a")], [new_taint("a")], None),
+        ([tolerating("a", 30)], [new_taint("a")], 30),
+        ([tolerating("a", 30)], [new_taint("a", added=NOW + timedelta(seconds=5))], 35),
+        ([tolerating("a", 30)], [new_taint("a", added=NOW - timedelta(seconds=500))], 30),
+        ([tolerating("a", 30), tolerating("a", 10)], [new_taint("a")], 10),
+        ([tolerating("a", 30), tolerating("a")], [new_taint("a")], 30),
+        ([tolerating("a", -5)], [new_taint("a")], 0),
+        ([tolerating("a", 30)], [new_taint("a"), new_taint("b")], 0),
+        ([tolerating("a", 30), tolerating("b")], [new_taint("a"), new_taint("b")], 30),
     ],
 )
 def test_eviction_time_follows_tolerations(
     tolerations: list[Object], taints: list[Object], seconds: int | None
 ) -> None:
     due = NOW + timedelta(seconds=seconds) if seconds is not None else None
-    assert eviction_time(a_pod("p", "n", *tolerations), taints) == due
+    assert eviction_time(new_pod("p", "n", *tolerations), taints) == due
 
 
 def test_forced_deletion_without_kubelet() -> None:
-    deleted = {**a_pod(), "metadata": {**a_pod()["metadata"], "deletionTimestamp": timestamp(NOW)}}
+    deleted = {**new_pod(), "metadata": {**new_pod()["metadata"], "deletionTimestamp": timestamp(NOW)}}
     unbound = {**deleted, "spec": {**deleted["spec"], "nodeName": None}}
-    out_of_service = a_node("n", "Unknown", a_taint("node.kubernetes.io/out-of-service"))
+    out_of_service = new_node("n", "Unknown", new_taint("node.kubernetes.io/out-of-service"))
     assert needs_forced_deletion(unbound, None)
     assert needs_forced_deletion(deleted, out_of_service)
-    assert not needs_forced_deletion(deleted, a_node("n", "Unknown"))
-    assert not needs_forced_deletion(deleted, a_node("n", "True", a_taint("node.kubernetes.io/out-of-service")))
-    assert not needs_forced_deletion(a_pod(), out_of_service)
+    assert not needs_forced_deletion(deleted, new_node("n", "Unknown"))
+    assert not needs_forced_deletion(deleted, new_node("n", "True", new_taint("node.kubernetes.io/out-of-service")))
+    assert not needs_forced_deletion(new_pod(), out_of_service)
 
 
 def test_surplus_pods_are_evicted_ones_then_oldest() -> None:
-    pods = [a_pod(f"p{number}", phase="Failed") for number in range(4)]
+    pods = [new_pod(f"p{number}", phase="Failed") for number in range(4)]
     pods[2]["status"]["reason"] = "Evicted"
     pods[1]["metadata"]["creationTimestamp"] = THEN
     assert [name_of(each) for each in surplus_pods(pods, 2)] == ["p2", "p1"]
@@ -149,12 +149,12 @@ def test_surplus_pods_are_evicted_ones_then_oldest() -> None:
 
 
 def test_heartbeat_is_not_a_relevant_change() -> None:
-    later = a_node()
+    later = new_node()
     later["status"]["conditions"][0]["lastHeartbeatTime"] = timestamp(NOW)
-    assert not has_relevant_change(a_node(), later)
-    assert has_relevant_change(a_node(), a_node("n", "False"))
-    assert has_relevant_change(None, a_node())
-    assert has_relevant_change(a_node(), a_node(unschedulable=True))
+    assert not has_relevant_change(new_node(), later)
+    assert has_relevant_change(new_node(), new_node("n", "False"))
+    assert has_relevant_change(None, new_node())
+    assert has_relevant_change(new_node(), new_node(unschedulable=True))
 
 
 # -- in a cluster
@@ -190,7 +190,7 @@ class Cluster:
     async def add_nodes(self, *names: str, zone: str = "") -> None:
         now = timestamp(running_clock().now())
         for name in names:
-            created = await self.client.create(NODES, a_node(name, zone=zone))
+            created = await self.client.create(NODES, new_node(name, zone=zone))
             conditions = [{**created.get("status", {}).get("conditions", [{}])[0], "type": "Ready", "status": "True"}]
             conditions[0] |= {"lastHeartbeatTime": now, "lastTransitionTime": now}
             await self.client.patch(NODES, created, {"status": {"conditions": conditions}}, subresource="status")
@@ -232,7 +232,7 @@ class Cluster:
         await wait_for(self.client, NODES, name, until=until, timeout=AN_HOUR)
 
     async def add_pod(self, name: str, on: str, *tolerations: Object) -> None:
-        pod = a_pod(name, on, *tolerations)
+        pod = new_pod(name, on, *tolerations)
         created = await self.client.create(PODS, {**pod, "metadata": {"name": name, "namespace": "x"}})
         ready = [{"type": "Ready", "status": "True", "lastTransitionTime": THEN}]
         await self.client.patch(
@@ -342,7 +342,7 @@ async def test_node_recreated_in_time_keeps_pods(cluster: Cluster) -> None:
 
 @in_cluster
 async def test_pod_deleted_before_binding_is_removed(cluster: Cluster) -> None:
-    pod = a_pod("p")
+    pod = new_pod("p")
     pod["spec"] = {"containers": [{"name": "c", "image": "i"}], "terminationGracePeriodSeconds": 30}
     await cluster.client.create(PODS, pod)
     await cluster.client.delete(PODS, object_named("p", "x"))

@@ -13,7 +13,7 @@ from tapestry.kube.objects import Object
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
 
 
-def a_node(name: str, ready: str, *, zone: str = "") -> Object:
+def new_node(name: str, ready: str, *, zone: str = "") -> Object:
     return {
         "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone}},
         "status": {"conditions": [{"type": "Ready", "status": ready}]},
@@ -48,7 +48,7 @@ def test_zone_counts_follow_node_changes(changes: list[tuple[int, str, str]]) ->
     for number, ready, zone in changes:
         name = f"n{number}"
         if ready:
-            nodes[name] = a_node(name, ready, zone=zone)
+            nodes[name] = new_node(name, ready, zone=zone)
             limiter.set_node(nodes[name])
         else:
             nodes.pop(name, None)
@@ -66,7 +66,7 @@ def test_zone_counts_follow_node_changes(changes: list[tuple[int, str, str]]) ->
 def test_evictions_are_reserved_one_at_a_time() -> None:
     limiter = EvictionLimiter()
     for number in range(4):
-        limiter.set_node(a_node(f"n{number}", "True" if number else "Unknown"))
+        limiter.set_node(new_node(f"n{number}", "True" if number else "Unknown"))
     assert limiter.reserve_eviction("/", NOW) == NOW
     assert limiter.reserve_eviction("/", NOW) == NOW + timedelta(seconds=10)
     assert limiter.reserve_eviction("/", NOW + timedelta(seconds=11)) <= NOW + timedelta(seconds=11)

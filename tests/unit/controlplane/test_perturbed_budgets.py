@@ -17,7 +17,7 @@ from tapestry.kube.resources import (
     Resource,
 )
 
-from .objects import a_map, a_pod
+from .objects import new_map, new_pod
 
 AN_HOUR = 3600.0
 STATEFUL_SETS = Resource("apps", "v1", "StatefulSet", "statefulsets")
@@ -43,9 +43,9 @@ async def changing_objects(client: Client) -> None:
     hard = {"pods": "5", "requests.cpu": "4", "count/configmaps": "3"}
     metadata = {"name": "q", "namespace": "default"}
     await client.create(RESOURCE_QUOTAS, {"metadata": metadata, "spec": {"hard": hard}})
-    first = await client.create(CONFIGMAPS, a_map("a"))
-    await client.create(CONFIGMAPS, a_map("b"))
-    pod = a_pod("p")
+    first = await client.create(CONFIGMAPS, new_map("a"))
+    await client.create(CONFIGMAPS, new_map("b"))
+    pod = new_pod("p")
     pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "500m"}}
     await client.create(PODS, pod)
     used = {"pods": "1", "requests.cpu": "500m", "count/configmaps": "2"}
@@ -62,7 +62,7 @@ async def growing_set(client: Client) -> None:
     spec = {"selector": {"matchLabels": labels}, "maxUnavailable": "50%"}
     await client.create(DISRUPTION_BUDGETS, {"metadata": {"name": "b", "namespace": "default"}, "spec": spec})
     for name in ("s-0", "s-1"):
-        pod: Object = a_pod(name)
+        pod: Object = new_pod(name)
         pod["metadata"] |= {"labels": labels, "ownerReferences": [owner_reference(owner)]}
         created = await client.create(PODS, pod)
         ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
@@ -78,7 +78,7 @@ async def claim_in_use(client: Client) -> None:
         PERSISTENT_VOLUME_CLAIMS, specimen(PERSISTENT_VOLUME_CLAIMS, "v", "default", finalizers=finalizers)
     )
     volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}]
-    pod = await client.create(PODS, a_pod("p", nodeName="n", volumes=volumes))
+    pod = await client.create(PODS, new_pod("p", nodeName="n", volumes=volumes))
     await client.delete(PERSISTENT_VOLUME_CLAIMS, claim)
     await client.delete(PODS, pod, grace_seconds=0)
     await wait_for(client, PERSISTENT_VOLUME_CLAIMS, "v", "default", until=lambda obj: obj is None, timeout=AN_HOUR)

@@ -9,7 +9,7 @@ from tapestry.controlplane.metadata_informers import MetadataInformers
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, SERVICE_ACCOUNTS
 
-from .objects import WIDGETS, a_map, a_namespace, a_widget, widget_definition
+from .objects import WIDGETS, new_map, new_namespace, new_widget, widget_definition
 
 AN_HOUR = 3600.0
 
@@ -27,11 +27,11 @@ def is_unowned(obj: Object | None) -> bool:
 
 
 async def background_deletion(client: Client) -> None:
-    owner = await client.create(CONFIGMAPS, a_map("owner"))
-    other = await client.create(CONFIGMAPS, a_map("other"))
-    child = await client.create(CONFIGMAPS, a_map("child", owner))
-    await client.create(CONFIGMAPS, a_map("grandchild", child))
-    await client.create(CONFIGMAPS, a_map("shared", owner, other))
+    owner = await client.create(CONFIGMAPS, new_map("owner"))
+    other = await client.create(CONFIGMAPS, new_map("other"))
+    child = await client.create(CONFIGMAPS, new_map("child", owner))
+    await client.create(CONFIGMAPS, new_map("grandchild", child))
+    await client.create(CONFIGMAPS, new_map("shared", owner, other))
     await client.delete(CONFIGMAPS, owner)
     await wait_for_deletion(client, "grandchild")
     await wait_for(
@@ -45,20 +45,20 @@ async def background_deletion(client: Client) -> None:
 
 
 async def foreground_deletion(client: Client) -> None:
-    owner = await client.create(CONFIGMAPS, a_map("owner", finalizers=[garbage_collector.FOREGROUND_FINALIZER]))
-    child = await client.create(CONFIGMAPS, a_map("child", owner))
-    await client.create(CONFIGMAPS, a_map("grandchild", child))
+    owner = await client.create(CONFIGMAPS, new_map("owner", finalizers=[garbage_collector.FOREGROUND_FINALIZER]))
+    child = await client.create(CONFIGMAPS, new_map("child", owner))
+    await client.create(CONFIGMAPS, new_map("grandchild", child))
     await client.delete(CONFIGMAPS, owner)
     for name in ("owner", "child", "grandchild"):
         await wait_for_deletion(client, name)
 
 
 async def orphaning(client: Client) -> None:
-    owner = await client.create(CONFIGMAPS, a_map("owner", finalizers=[garbage_collector.ORPHAN_FINALIZER]))
+    owner = await client.create(CONFIGMAPS, new_map("owner", finalizers=[garbage_collector.ORPHAN_FINALIZER]))
     for name in ("a", "b"):
-        await client.create(CONFIGMAPS, a_map(name, owner))
+        await client.create(CONFIGMAPS, new_map(name, owner))
     # Only cached dependents are orphaned. As in Kubernetes, those created during the deletion may be collected.
-    await client.create(CONFIGMAPS, a_map("probe", finalizers=[garbage_collector.FOREGROUND_FINALIZER]))
+    await client.create(CONFIGMAPS, new_map("probe", finalizers=[garbage_collector.FOREGROUND_FINALIZER]))
     await client.delete(CONFIGMAPS, await client.get(CONFIGMAPS, "probe", "default"))
     await wait_for_deletion(client, "probe")
     await client.delete(CONFIGMAPS, owner)
@@ -67,8 +67,8 @@ async def orphaning(client: Client) -> None:
         await wait_for(client, CONFIGMAPS, name, "default", until=is_unowned, timeout=AN_HOUR)
 
 
-async def new_namespace(client: Client) -> None:
-    await client.create(NAMESPACES, a_namespace("x"))
+async def namespace_with_account(client: Client) -> None:
+    await client.create(NAMESPACES, new_namespace("x"))
     for resource, name in ((SERVICE_ACCOUNTS, "default"), (CONFIGMAPS, "kube-root-ca.crt")):
         await wait_for(client, resource, name, "x", until=lambda obj: obj is not None, timeout=AN_HOUR)
 
@@ -78,7 +78,7 @@ async def deleted_definition(client: Client) -> None:
     definition["metadata"]["finalizers"] = [crd_finalizer.CLEANUP_FINALIZER]
     definition = await client.create(CRDS, definition)
     for name in ("v", "w"):
-        await client.create(WIDGETS, a_widget(name))
+        await client.create(WIDGETS, new_widget(name))
     await client.delete(CRDS, definition)
     await wait_for(client, CRDS, "widgets.example.com", until=lambda obj: obj is None, timeout=AN_HOUR)
 
@@ -103,7 +103,7 @@ def test_perturbed_orphaning_keeps_dependents() -> None:
 
 def test_perturbed_namespace_gets_account() -> None:
     resources = [NAMESPACES, SERVICE_ACCOUNTS, CONFIGMAPS]
-    check(Scenario("accounts", resources, lambda each: service_accounts.install(each, "pem"), new_namespace))
+    check(Scenario("accounts", resources, lambda each: service_accounts.install(each, "pem"), namespace_with_account))
 
 
 def test_perturbed_definition_is_deleted_with_objects() -> None:

@@ -13,10 +13,10 @@ from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, PODS, RESOURCE_QUOTAS
 
 from .conftest import RunControllers
-from .objects import WIDGETS, a_map, a_pod, a_widget, define
+from .objects import WIDGETS, define, new_map, new_pod, new_widget
 
 
-def a_quota(**hard: str) -> Object:
+def new_quota(**hard: str) -> Object:
     names = {name.replace("__", "/").replace("_", "."): amount for name, amount in hard.items()}
     return {"metadata": {"name": "q", "namespace": "default"}, "spec": {"hard": names}}
 
@@ -35,9 +35,9 @@ async def wait_until_used(client: Client, **used: str) -> None:
 
 async def test_existing_objects_are_counted(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("quota", "accounts"):
-        await client.create(PODS, a_pod("a", nodeName="n"))
-        await client.create(CONFIGMAPS, a_map("m"))
-        await client.create(RESOURCE_QUOTAS, a_quota(pods="5", count__configmaps="5", services="3"))
+        await client.create(PODS, new_pod("a", nodeName="n"))
+        await client.create(CONFIGMAPS, new_map("m"))
+        await client.create(RESOURCE_QUOTAS, new_quota(pods="5", count__configmaps="5", services="3"))
         await wait_until_used(client, pods="1", count__configmaps="2", services="0")  # one is the root CA
         quota = await client.get(RESOURCE_QUOTAS, "q", "default")
         assert quota["status"]["hard"] == quota["spec"]["hard"]
@@ -45,39 +45,39 @@ async def test_existing_objects_are_counted(client: Client, run_controllers: Run
 
 async def test_deleted_objects_free_quota(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("quota", "accounts"):
-        await client.create(RESOURCE_QUOTAS, a_quota(pods="1"))
+        await client.create(RESOURCE_QUOTAS, new_quota(pods="1"))
         await wait_until_used(client, pods="0")
-        pod = await client.create(PODS, a_pod("a"))
+        pod = await client.create(PODS, new_pod("a"))
         with pytest.raises(Forbidden, match="exceeded quota: q"):
-            await client.create(PODS, a_pod("b"))
+            await client.create(PODS, new_pod("b"))
         await client.delete(PODS, pod)
         await wait_until_used(client, pods="0")
-        await client.create(PODS, a_pod("b"))
+        await client.create(PODS, new_pod("b"))
 
 
 async def test_terminated_pod_is_not_counted(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("quota", "accounts"):
-        await client.create(RESOURCE_QUOTAS, a_quota(pods="1", count__pods="2"))
+        await client.create(RESOURCE_QUOTAS, new_quota(pods="1", count__pods="2"))
         await wait_until_used(client, pods="0", count__pods="0")
-        pod = await client.create(PODS, a_pod("a"))
+        pod = await client.create(PODS, new_pod("a"))
         await client.patch(PODS, pod, {"status": {"phase": "Succeeded"}}, subresource="status")
         await wait_until_used(client, pods="0", count__pods="1")
 
 
 async def test_custom_resources_are_counted_once_defined(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("quota"):
-        await client.create(RESOURCE_QUOTAS, a_quota(count__widgets_example_com="1"))
+        await client.create(RESOURCE_QUOTAS, new_quota(count__widgets_example_com="1"))
         await wait_until_used(client, count__widgets_example_com="0")
         await define(client)
-        await client.create(WIDGETS, a_widget("w"))
+        await client.create(WIDGETS, new_widget("w"))
         await wait_until_used(client, count__widgets_example_com="1")
         with pytest.raises(Forbidden, match="exceeded quota: q, requested: count/widgets"):
-            await client.create(WIDGETS, a_widget("v"))
+            await client.create(WIDGETS, new_widget("v"))
 
 
 async def test_new_limit_applies_at_once(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("quota"):
-        quota = await client.create(RESOURCE_QUOTAS, a_quota(count__configmaps="1"))
+        quota = await client.create(RESOURCE_QUOTAS, new_quota(count__configmaps="1"))
         await wait_until_used(client, count__configmaps="0")
         quota = await client.get(RESOURCE_QUOTAS, "q", "default")
         await client.patch(RESOURCE_QUOTAS, quota, {"spec": {"hard": {"count/configmaps": "3"}}})
@@ -93,12 +93,12 @@ async def test_new_limit_applies_at_once(client: Client, run_controllers: RunCon
 
 async def test_recount_includes_concurrent_creations(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("quota", "accounts"):
-        await client.create(RESOURCE_QUOTAS, a_quota(pods="10"))
+        await client.create(RESOURCE_QUOTAS, new_quota(pods="10"))
         await wait_until_used(client, pods="0")
 
         async def try_create(number: int) -> int:
             try:
-                await client.create(PODS, a_pod(f"p{number}"))
+                await client.create(PODS, new_pod(f"p{number}"))
             except Forbidden:
                 return 0
             return 1
@@ -117,7 +117,7 @@ async def test_limit_is_never_exceeded(server: Server, client: Client, run_contr
         highest = max(highest, store.count("configmaps"))
 
     async with run_controllers("quota"):
-        await client.create(RESOURCE_QUOTAS, a_quota(count__configmaps="5"))
+        await client.create(RESOURCE_QUOTAS, new_quota(count__configmaps="5"))
         await wait_until_used(client, count__configmaps="0")
         store.on_change("configmaps", record_count)
         rejected = created = 0
@@ -126,7 +126,7 @@ async def test_limit_is_never_exceeded(server: Server, client: Client, run_contr
             nonlocal rejected, created
             for number in range(60):
                 try:
-                    obj = await client.create(CONFIGMAPS, a_map(f"{name}-{number}"))
+                    obj = await client.create(CONFIGMAPS, new_map(f"{name}-{number}"))
                 except Forbidden:
                     rejected += 1
                     await asyncio.sleep(random.uniform(0, 0.05))

@@ -9,7 +9,7 @@ from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PODS, SERVICE_ACCOUNTS
 
 from .conftest import AUTHORITY, RunControllers
-from .objects import a_namespace, a_pod
+from .objects import new_namespace, new_pod
 
 
 def exists(obj: Object | None) -> bool:
@@ -22,7 +22,7 @@ async def test_every_namespace_gets_account_and_ca(
 ) -> None:
     async with run_controllers("accounts"):
         if namespace == "x":
-            await client.create(NAMESPACES, a_namespace("x"))
+            await client.create(NAMESPACES, new_namespace("x"))
         assert await wait_for(client, SERVICE_ACCOUNTS, "default", namespace, until=exists, timeout=10)
         root = await wait_for(client, CONFIGMAPS, "kube-root-ca.crt", namespace, until=exists, timeout=10)
         assert value_at(root, "data", "ca.crt") == AUTHORITY
@@ -57,12 +57,12 @@ async def test_deleted_or_changed_objects_are_restored(client: Client, run_contr
 
 async def test_pod_in_new_namespace_waits_for_account(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("accounts"):
-        await client.create(NAMESPACES, a_namespace("x"))
-        pod = await client.create(PODS, a_pod("p", "x"))
+        await client.create(NAMESPACES, new_namespace("x"))
+        pod = await client.create(PODS, new_pod("p", "x"))
         assert pod["spec"]["serviceAccountName"] == "default"
         assert pod["spec"]["volumes"][0]["projected"]["sources"][0]["serviceAccountToken"]
 
 
 async def test_pod_of_missing_account_is_rejected(client: Client) -> None:
     with pytest.raises(Forbidden, match='serviceaccount "robot" not found'):
-        await client.create(PODS, a_pod("p", serviceAccountName="robot"))
+        await client.create(PODS, new_pod("p", serviceAccountName="robot"))

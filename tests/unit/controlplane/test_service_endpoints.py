@@ -34,7 +34,7 @@ def nowhere(_: str) -> str:
     return ""
 
 
-def a_service(selector: Object | None = SELECTOR, **spec: Any) -> Object:
+def new_service(selector: Object | None = SELECTOR, **spec: Any) -> Object:
     ports = [{"name": "http", "port": 80, "targetPort": "web", "protocol": "TCP"}]
     selector_field = {"selector": selector} if selector is not None else {}
     return {
@@ -45,7 +45,7 @@ def a_service(selector: Object | None = SELECTOR, **spec: Any) -> Object:
     }
 
 
-def a_pod(number: int = 1, *, port: int = 8080, ready: bool = True, terminating: bool = False, **spec: Any) -> Object:
+def new_pod(number: int = 1, *, port: int = 8080, ready: bool = True, terminating: bool = False, **spec: Any) -> Object:
     ports = [{"name": "web", "containerPort": port, "protocol": "TCP"}]
     leave = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if terminating else {}
     ready_condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": "2026-01-01T00:00:00Z"}
@@ -75,31 +75,31 @@ def subsets(service: Object, *pods: Object) -> Any:
 
 
 def test_backend_conditions_follow_pod() -> None:
-    pods = (a_pod(1), a_pod(2, ready=False), a_pod(3, terminating=True))
-    assert slice_endpoints(a_service(), *pods) == [
+    pods = (new_pod(1), new_pod(2, ready=False), new_pod(3, terminating=True))
+    assert slice_endpoints(new_service(), *pods) == [
         ("p1", True, True, False),
         ("p2", False, False, False),
         ("p3", False, True, True),
     ]
-    publishing = a_service(publishNotReadyAddresses=True)
+    publishing = new_service(publishNotReadyAddresses=True)
     assert [ready for _, ready, *_ in slice_endpoints(publishing, *pods)] == [True, True, True]
 
 
 def test_terminated_or_unaddressed_pod_is_no_endpoint() -> None:
-    terminated = {**a_pod(1), "status": {**a_pod(1)["status"], "phase": "Succeeded"}}
-    nowhere = {**a_pod(2), "status": {"phase": "Pending"}}
-    assert slice_endpoints(a_service(), terminated, nowhere) == []
+    terminated = {**new_pod(1), "status": {**new_pod(1)["status"], "phase": "Succeeded"}}
+    nowhere = {**new_pod(2), "status": {"phase": "Pending"}}
+    assert slice_endpoints(new_service(), terminated, nowhere) == []
 
 
 def test_endpoints_exclude_terminating_and_separate_unready() -> None:
-    (only,) = subsets(a_service(), a_pod(1), a_pod(2, ready=False), a_pod(3, terminating=True))
+    (only,) = subsets(new_service(), new_pod(1), new_pod(2, ready=False), new_pod(3, terminating=True))
     assert [each["ip"] for each in only["addresses"]] == ["10.128.0.2"]
     assert [each["targetRef"]["name"] for each in only["notReadyAddresses"]] == ["p2"]
     assert only["ports"] == [{"name": "http", "port": 8080, "protocol": "TCP"}]
 
 
 def test_pods_are_grouped_by_resolved_ports() -> None:
-    service, pods = a_service(), [a_pod(1), a_pod(2, port=9090), a_pod(3)]
+    service, pods = new_service(), [new_pod(1), new_pod(2, port=9090), new_pod(3)]
     found = desired_slices(SliceSource(service, ENDPOINT_SLICE_MANAGER), backends_from_pods(service, pods, nowhere), [])
     assert sorted((part["ports"][0]["port"], len(part["endpoints"])) for part in found) == [(8080, 2), (9090, 1)]
     assert len({name_of(each) for each in found}) == 2
@@ -110,7 +110,9 @@ def test_pods_are_grouped_by_resolved_ports() -> None:
 
 
 def test_pod_without_named_port_has_no_ports() -> None:
-    (only,) = subsets(a_service(ports=[{"name": "x", "port": 1, "targetPort": "other", "protocol": "TCP"}]), a_pod(1))
+    (only,) = subsets(
+        new_service(ports=[{"name": "x", "port": 1, "targetPort": "other", "protocol": "TCP"}]), new_pod(1)
+    )
     assert "ports" not in only
     assert len(only["addresses"]) == 1
 
@@ -118,43 +120,43 @@ def test_pod_without_named_port_has_no_ports() -> None:
 def test_hostname_is_set_only_in_own_subdomain() -> None:
     for domain, known in (("s", "p"), ("other", None)):
         (backend,) = backends_from_pods(
-            a_service(), [a_pod(1, hostname="p", subdomain=domain)], {"n0": "z"}.__getitem__
+            new_service(), [new_pod(1, hostname="p", subdomain=domain)], {"n0": "z"}.__getitem__
         )
         assert backend.attributes.get("hostname") == known
         assert backend.zone == "z"
 
 
 def test_slice_is_kept_without_endpoints() -> None:
-    service = a_service()
+    service = new_service()
     origin = SliceSource(service, ENDPOINT_SLICE_MANAGER)
-    slices = desired_slices(origin, backends_from_pods(service, [a_pod(1)], nowhere), [])
+    slices = desired_slices(origin, backends_from_pods(service, [new_pod(1)], nowhere), [])
     (empty,) = desired_slices(origin, [], slices)
     assert (empty["metadata"]["name"], empty["endpoints"]) == (slices[0]["metadata"]["name"], [])
-    (reused,) = desired_slices(origin, backends_from_pods(service, [a_pod(2)], nowhere), [empty])
+    (reused,) = desired_slices(origin, backends_from_pods(service, [new_pod(2)], nowhere), [empty])
     assert reused["metadata"]["name"] == empty["metadata"]["name"]
-    (other,) = desired_slices(origin, backends_from_pods(service, [a_pod(2, port=9090)], nowhere), [reused])
+    (other,) = desired_slices(origin, backends_from_pods(service, [new_pod(2, port=9090)], nowhere), [reused])
     assert other["metadata"]["name"] == reused["metadata"]["name"]
 
 
 def test_slice_name_is_not_reused_across_families() -> None:
-    service = a_service()
+    service = new_service()
     user_written = {"metadata": {"name": "six"}, "addressType": "IPv6", "endpoints": [], "ports": []}
     (found,) = desired_slices(
-        SliceSource(service, ENDPOINT_SLICE_MANAGER), backends_from_pods(service, [a_pod(1)], nowhere), [user_written]
+        SliceSource(service, ENDPOINT_SLICE_MANAGER), backends_from_pods(service, [new_pod(1)], nowhere), [user_written]
     )
     assert found["metadata"]["name"] != "six"
 
 
 def test_service_without_endpoints_has_one_slice() -> None:
-    (only,) = desired_slices(SliceSource(a_service(), ENDPOINT_SLICE_MANAGER), [], [])
+    (only,) = desired_slices(SliceSource(new_service(), ENDPOINT_SLICE_MANAGER), [], [])
     assert only["endpoints"] == only["ports"] == []
     assert only["metadata"]["labels"] == {"team": "a", SERVICE_NAME: "s", MANAGED_BY: ENDPOINT_SLICE_MANAGER}
 
 
 def test_endpoints_are_truncated_at_a_thousand() -> None:
-    service = a_service()
+    service = new_service()
     found = endpoints_of(
-        service, backends_from_pods(service, [a_pod(number) for number in range(MAX_ENDPOINTS + 1)], nowhere)
+        service, backends_from_pods(service, [new_pod(number) for number in range(MAX_ENDPOINTS + 1)], nowhere)
     )
     assert len(found["subsets"][0]["addresses"]) == MAX_ENDPOINTS
     assert found["metadata"]["annotations"][OVER_CAPACITY] == "truncated"
@@ -177,9 +179,9 @@ def test_user_written_endpoints_become_slices() -> None:
 def test_pods_stay_in_their_slice_across_changes(
     pod_sets: list[set[int]],
 ) -> None:
-    service, slices, assigned = a_service(), list[Object](), dict[str, str]()
+    service, slices, assigned = new_service(), list[Object](), dict[str, str]()
     for pod_numbers in pod_sets:
-        pods = [a_pod(number) for number in sorted(pod_numbers)]
+        pods = [new_pod(number) for number in sorted(pod_numbers)]
         slices = desired_slices(
             SliceSource(service, ENDPOINT_SLICE_MANAGER), backends_from_pods(service, pods, nowhere), slices
         )

@@ -16,7 +16,7 @@ from tapestry.controlplane.volume_matching import (
 )
 from tapestry.kube.objects import Object, key_of, labels_of, name_of
 
-from .volumes import a_claim, a_volume
+from .volumes import new_claim, new_volume
 
 MODES = ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany"]
 LABELS = st.dictionaries(st.sampled_from("ab"), st.sampled_from("xy"))
@@ -45,14 +45,14 @@ VOLUMES = st.lists(st.fixed_dictionaries({**SHARED, "labels": LABELS}), max_size
 
 def new_claims(fields: list[dict[str, Any]]) -> list[Object]:
     return [
-        a_claim(f"c{number}", **{name: value for name, value in each.items() if value is not None})
+        new_claim(f"c{number}", **{name: value for name, value in each.items() if value is not None})
         for number, each in enumerate(fields)
     ]
 
 
 def new_volumes(fields: list[dict[str, Any]]) -> list[Object]:
     return [
-        a_volume(
+        new_volume(
             f"v{number}",
             phase="Available",
             metadata={"labels": each["labels"]},
@@ -116,8 +116,8 @@ def test_unbound_claim_is_the_largest_of_a_scan(
 
 def test_removed_objects_leave_nothing() -> None:
     volumes, claims = FreeVolumes(), UnboundClaims()
-    volumes.put(a_volume(metadata={"labels": {"a": "b"}}))
-    claims.put(a_claim())
+    volumes.put(new_volume(metadata={"labels": {"a": "b"}}))
+    claims.put(new_claim())
     volumes.remove("v")
     claims.remove("default/c")
     for index in (volumes._index, claims._index):

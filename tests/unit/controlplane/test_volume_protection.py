@@ -7,15 +7,15 @@ from tapestry.kube.objects import Object, is_deleting
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 
 from .conftest import RunControllers
-from .objects import a_pod, wait_until_gone
+from .objects import new_pod, wait_until_gone
 
 
-def a_claim(name: str = "v") -> Object:
+def new_claim(name: str = "v") -> Object:
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     return {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 
-def a_volume() -> Object:
+def new_volume() -> Object:
     source = {"hostPath": {"path": "/tmp"}}
     return {
         "metadata": {"name": "v"},
@@ -23,22 +23,22 @@ def a_volume() -> Object:
     }
 
 
-def a_pod_with_a_claim(**spec: Any) -> Object:
-    return a_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}], **spec)
+def new_pod_with_a_claim(**spec: Any) -> Object:
+    return new_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}], **spec)
 
 
 async def test_unused_claim_is_deleted_at_once(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("protection"):
-        claim = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim())
+        claim = await client.create(PERSISTENT_VOLUME_CLAIMS, new_claim())
         await client.delete(PERSISTENT_VOLUME_CLAIMS, claim)
         await wait_until_gone(client, PERSISTENT_VOLUME_CLAIMS, "v", "default")
 
 
 async def test_claim_is_deleted_after_its_pod(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("protection", "accounts"):
-        claim = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim())
-        other = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim("w"))
-        pod = await client.create(PODS, a_pod_with_a_claim(nodeName="n"))
+        claim = await client.create(PERSISTENT_VOLUME_CLAIMS, new_claim())
+        other = await client.create(PERSISTENT_VOLUME_CLAIMS, new_claim("w"))
+        pod = await client.create(PODS, new_pod_with_a_claim(nodeName="n"))
         await client.delete(PERSISTENT_VOLUME_CLAIMS, claim)
         await client.delete(PERSISTENT_VOLUME_CLAIMS, other)
         await wait_until_gone(client, PERSISTENT_VOLUME_CLAIMS, "w", "default")  # by then both were reconciled
@@ -49,15 +49,15 @@ async def test_claim_is_deleted_after_its_pod(client: Client, run_controllers: R
 
 async def test_unscheduled_pod_does_not_protect_claim(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("protection", "accounts"):
-        claim = await client.create(PERSISTENT_VOLUME_CLAIMS, a_claim())
-        await client.create(PODS, a_pod_with_a_claim())
+        claim = await client.create(PERSISTENT_VOLUME_CLAIMS, new_claim())
+        await client.create(PODS, new_pod_with_a_claim())
         await client.delete(PERSISTENT_VOLUME_CLAIMS, claim)
         await wait_until_gone(client, PERSISTENT_VOLUME_CLAIMS, "v", "default")
 
 
 async def test_bound_volume_is_deleted_after_release(client: Client, run_controllers: RunControllers) -> None:
     async with run_controllers("protection"):
-        volume = await client.create(PERSISTENT_VOLUMES, a_volume())
+        volume = await client.create(PERSISTENT_VOLUMES, new_volume())
         volume = await client.patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Bound"}}, subresource="status")
         volume = await client.delete(PERSISTENT_VOLUMES, volume)
         assert is_deleting(volume)

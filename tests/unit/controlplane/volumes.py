@@ -7,7 +7,9 @@ from tapestry.kube.objects import Object
 DONE = {"pv.kubernetes.io/bind-completed": "yes"}
 
 
-def a_claim(name: str = "c", uid: str | None = None, annotations: Any = None, size: str = "1Gi", **spec: Any) -> Object:
+def new_claim(
+    name: str = "c", uid: str | None = None, annotations: Any = None, size: str = "1Gi", **spec: Any
+) -> Object:
     metadata: Object = {"name": name, "namespace": "default", "annotations": annotations or {}}
     if uid is not None:
         metadata["uid"] = uid
@@ -18,7 +20,7 @@ def a_claim(name: str = "c", uid: str | None = None, annotations: Any = None, si
     }
 
 
-def a_volume(name: str = "v", size: str = "1Gi", phase: str = "", metadata: Any = None, **spec: Any) -> Object:
+def new_volume(name: str = "v", size: str = "1Gi", phase: str = "", metadata: Any = None, **spec: Any) -> Object:
     source: Object = {} if "csi" in spec else {"hostPath": {"path": "/tmp"}}
     volume: Object = {
         "metadata": {"name": name, **(metadata or {})},
@@ -32,5 +34,7 @@ def reserved_for(name: str = "c", uid: str = "") -> Object:
     return {**reference, "uid": uid} if uid else reference
 
 
-def a_class(name: str = "late", mode: str = "WaitForFirstConsumer", provisioner: str = "maker", **more: Any) -> Object:
+def new_class(
+    name: str = "late", mode: str = "WaitForFirstConsumer", provisioner: str = "maker", **more: Any
+) -> Object:
     return {"metadata": {"name": name}, "provisioner": provisioner, "volumeBindingMode": mode, **more}

@@ -38,7 +38,7 @@ def manifest_of(files: dict[str, bytes]) -> dict[str, Any]:
     return found
 
 
-def an_object(name: str, created: str = "2026-03-01T00:00:00Z", **fields: Any) -> dict[str, Any]:
+def new_object(name: str, created: str = "2026-03-01T00:00:00Z", **fields: Any) -> dict[str, Any]:
     return {"kind": "Pod", "metadata": {"name": name, "creationTimestamp": created}, **fields}
 
 
@@ -124,7 +124,7 @@ def test_unreadable_items_are_in_manifest(tmp_path: Path) -> None:
 
 def test_newest_objects_are_kept_over_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MAX_OBJECTS", 2)
-    days = [an_object(f"of-day-{day}", f"2026-03-0{day}T00:00:00Z") for day in (1, 3, 2)]
+    days = [new_object(f"of-day-{day}", f"2026-03-0{day}T00:00:00Z") for day in (1, 3, 2)]
     files = bundle_files(CollectedData(objects={"pods.yaml": days}), {}, NOW)
     names = [each["metadata"]["name"] for each in yaml.safe_load_all(files["pods.yaml"])]
     assert names == ["of-day-3", "of-day-2"]

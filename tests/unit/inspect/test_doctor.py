@@ -36,13 +36,13 @@ def any_value(kind: Any, **fields: Any) -> Any:
     return kind(**{**dict.fromkeys(kind.__struct_fields__), **fields})
 
 
-def a_binding(**fields: Any) -> BindingStatus:
+def new_binding(**fields: Any) -> BindingStatus:
     defaults = {"name": "east", "cluster_id": "e1", "phase": "Ready", "nodes": 2, "pods": 3, "troubles": []}
     found: BindingStatus = any_value(BindingStatus, **{**defaults, **fields})
     return found
 
 
-def a_lease(age: timedelta, holder: str = "somebody") -> Object:
+def new_lease(age: timedelta, holder: str = "somebody") -> Object:
     return {"spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": micro_timestamp(NOW - age)}}
 
 
@@ -62,9 +62,9 @@ def test_missing_server_time_is_ignored() -> None:
     [
         (None, "wrong", "has never had a leader"),
         ({"spec": {}}, "wrong", "has no leader now"),
-        (a_lease(MINUTE, holder=""), "wrong", "has no leader now"),
-        (a_lease(MINUTE), "wrong", "leader somebody was last seen 1m0s ago"),
-        (a_lease(MINUTE / 10), "ok", "leader is somebody"),
+        (new_lease(MINUTE, holder=""), "wrong", "has no leader now"),
+        (new_lease(MINUTE), "wrong", "leader somebody was last seen 1m0s ago"),
+        (new_lease(MINUTE / 10), "ok", "leader is somebody"),
     ],
 )
 def test_leader_must_have_renewed_recently(lease: Object | None, level: str, found: str) -> None:
@@ -76,13 +76,13 @@ def test_leader_must_have_renewed_recently(lease: Object | None, level: str, fou
 @pytest.mark.parametrize(
     ("binding", "level"),
     [
-        (a_binding(last_seen=NOW - MINUTE), ["ok"]),
-        (a_binding(), ["ok"]),
-        (a_binding(last_seen=NOW - 30 * MINUTE), ["wrong"]),
-        (a_binding(troubles=["Connected=False: Unreachable", "Leasing=False: NoPolicy"]), ["wrong", "wrong"]),
-        (a_binding(credentials_expire=NOW + 8 * DAY), ["ok"]),
-        (a_binding(credentials_expire=NOW + DAY), ["ok", "warning"]),
-        (a_binding(credentials_expire=NOW - DAY), ["ok", "wrong"]),
+        (new_binding(last_seen=NOW - MINUTE), ["ok"]),
+        (new_binding(), ["ok"]),
+        (new_binding(last_seen=NOW - 30 * MINUTE), ["wrong"]),
+        (new_binding(troubles=["Connected=False: Unreachable", "Leasing=False: NoPolicy"]), ["wrong", "wrong"]),
+        (new_binding(credentials_expire=NOW + 8 * DAY), ["ok"]),
+        (new_binding(credentials_expire=NOW + DAY), ["ok", "warning"]),
+        (new_binding(credentials_expire=NOW - DAY), ["ok", "wrong"]),
     ],
 )
 def test_binding_is_judged_by_conditions_contact_and_token(binding: BindingStatus, level: list[str]) -> None:
@@ -90,7 +90,7 @@ def test_binding_is_judged_by_conditions_contact_and_token(binding: BindingStatu
 
 
 def test_unreachable_cluster_is_wrong_at_once() -> None:
-    binding = a_binding(last_seen=NOW - timedelta(seconds=7), last_seen_exact=True)
+    binding = new_binding(last_seen=NOW - timedelta(seconds=7), last_seen_exact=True)
     finding = list(findings.binding_findings([binding], {binding.name}, NOW))
     assert [(each.level, each.found) for each in finding] == [
         ("wrong", "its cluster does not answer; it last answered 7s ago")
@@ -98,14 +98,14 @@ def test_unreachable_cluster_is_wrong_at_once() -> None:
 
 
 def test_exact_contact_over_a_minute_ago_is_wrong() -> None:
-    binding = a_binding(last_seen=NOW - timedelta(seconds=70), last_seen_exact=True)
+    binding = new_binding(last_seen=NOW - timedelta(seconds=70), last_seen_exact=True)
     assert levels(findings.binding_findings([binding], (), NOW)) == ["wrong"]
-    vague = a_binding(last_seen=NOW - timedelta(minutes=5), last_seen_exact=False)
+    vague = new_binding(last_seen=NOW - timedelta(minutes=5), last_seen_exact=False)
     assert levels(findings.binding_findings([vague], (), NOW)) == ["ok"]
 
 
 def test_healthy_binding_reports_leasing_reason() -> None:
-    (finding,) = findings.binding_findings([a_binding(leasing="Reclaimed", pods=1)], (), NOW)
+    (finding,) = findings.binding_findings([new_binding(leasing="Reclaimed", pods=1)], (), NOW)
     assert finding.found == "Ready, Reclaimed, 2 nodes, 1 pod"
 
 
@@ -205,7 +205,7 @@ async def test_unreachable_server_is_the_only_finding() -> None:
 ALLOWING = {"metadata": {"name": "east"}, "spec": {"mountNamespace": "m", "allowedVolumes": {"drivers": ["d"]}}}
 
 
-def a_namespace(safeguards: str = "", **labels: str) -> Object:
+def new_namespace(safeguards: str = "", **labels: str) -> Object:
     named_keys = {"mark": keys.VIRTUAL_CLUSTER, "enforce": keys.POD_SECURITY_ENFORCE}
     return {
         "metadata": {
@@ -218,7 +218,7 @@ def a_namespace(safeguards: str = "", **labels: str) -> Object:
 
 def test_old_installation_lacks_every_safeguard() -> None:
     not_permitted = {"type": "Permitted", "status": "False", "reason": keys.PRIORITY_CLASS_MISSING}
-    finding = safeguard_finding({**ALLOWING, "status": {"conditions": [not_permitted]}}, a_namespace())
+    finding = safeguard_finding({**ALLOWING, "status": {"conditions": [not_permitted]}}, new_namespace())
     assert finding.level == "warning"
     for part in ("mark", "Pod Security level", "network policy", "quota", "admission policies", "priority class"):
         assert part in finding.found
@@ -228,12 +228,12 @@ def test_old_installation_lacks_every_safeguard() -> None:
 @pytest.mark.parametrize(
     ("namespace", "level"),
     [
-        (a_namespace("network-policy,volume-policies", mark="v", enforce="baseline"), "ok"),
-        (a_namespace("no-network-policy,quota,volume-policies", mark="v", enforce="baseline"), "ok"),
-        (a_namespace("network-policy", mark="v", enforce="baseline"), "warning"),
-        (a_namespace("network-policy,volume-policies", enforce="baseline"), "warning"),
-        (a_namespace("network-policy,volume-policies", mark="v"), "warning"),
-        (a_namespace("quota,volume-policies", mark="v", enforce="baseline"), "warning"),
+        (new_namespace("network-policy,volume-policies", mark="v", enforce="baseline"), "ok"),
+        (new_namespace("no-network-policy,quota,volume-policies", mark="v", enforce="baseline"), "ok"),
+        (new_namespace("network-policy", mark="v", enforce="baseline"), "warning"),
+        (new_namespace("network-policy,volume-policies", enforce="baseline"), "warning"),
+        (new_namespace("network-policy,volume-policies", mark="v"), "warning"),
+        (new_namespace("quota,volume-policies", mark="v", enforce="baseline"), "warning"),
     ],
 )
 def test_each_missing_safeguard_is_a_warning(namespace: Object, level: str) -> None:

@@ -29,45 +29,45 @@ MONDAY_NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 NIGHT = {"start": "22:00", "end": "06:00"}
 
 
-def an_object(name: str, **content: Any) -> Object:
+def new_object(name: str, **content: Any) -> Object:
     return {"metadata": {"name": name, "uid": f"uid-of-{name}", "creationTimestamp": CREATED}, **content}
 
 
-def a_binding(**spec: Any) -> Binding:
+def new_binding(**spec: Any) -> Binding:
     reference = {"name": "east", "namespace": "tapestry-system"}
     fields = {"clusterID": "east", "secretRef": reference, "mountNamespace": "leased", **spec}
-    return binding_of(with_type_meta(CLUSTER_BINDINGS, an_object("east", spec=fields)), "virtual")
+    return binding_of(with_type_meta(CLUSTER_BINDINGS, new_object("east", spec=fields)), "virtual")
 
 
-def a_policy(name: str, **spec: Any) -> Object:
-    return with_type_meta(POLICIES, an_object(name, spec={"cluster": "east", **spec}))
+def new_policy(name: str, **spec: Any) -> Object:
+    return with_type_meta(POLICIES, new_object(name, spec={"cluster": "east", **spec}))
 
 
 def half(resource: str = "cpu") -> list[Object]:
     return [{"resource": resource, "percent": 50}]
 
 
-def a_node(**allocatable: str) -> Object:
-    return an_object("n1", status={"allocatable": allocatable or {"cpu": "4", "pods": "11"}})
+def new_node(**allocatable: str) -> Object:
+    return new_object("n1", status={"allocatable": allocatable or {"cpu": "4", "pods": "11"}})
 
 
-def a_pod(name: str, cpu: str, node: str = "n1", **labels: str) -> Object:
-    pod = an_object(
+def new_pod(name: str, cpu: str, node: str = "n1", **labels: str) -> Object:
+    pod = new_object(
         name, spec={"nodeName": node, "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
     )
     return {**pod, "metadata": {**pod["metadata"], "namespace": "shop", "labels": labels}}
 
 
-def a_virtual_node(**content: Any) -> Object:
-    return {**an_object("vnode-east-n1"), **content}
+def new_virtual_node(**content: Any) -> Object:
+    return {**new_object("vnode-east-n1"), **content}
 
 
 def node_query(operator: list[Object] | None = None, **fields: Any) -> NodeQuery:
     facts = {
-        "binding": a_binding(),
+        "binding": new_binding(),
         "is_unbinding": False,
         "physical_node": "n1",
-        "virtual_node": a_virtual_node(status={"allocatable": {}}),
+        "virtual_node": new_virtual_node(status={"allocatable": {}}),
         "pods": [],
         "operator_policies": operator or [],
         "time_zone": "UTC",
@@ -78,7 +78,7 @@ def node_query(operator: list[Object] | None = None, **fields: Any) -> NodeQuery
 
 def physical_snapshot(owner: list[Object] | None = None, **fields: Any) -> PhysicalNodeSnapshot:
     return PhysicalNodeSnapshot(
-        **{"node": a_node(), "pods": [], "policies": owner or [], "mount_namespace": None, **fields}
+        **{"node": new_node(), "pods": [], "policies": owner or [], "mount_namespace": None, **fields}
     )
 
 
@@ -90,8 +90,8 @@ def cell(explanation: NodeExplanation, resource: str) -> tuple[str, ...]:
 def test_resource_shows_arithmetic_decider_and_rounding() -> None:
     limits = [*half(), *half("pods")]
     explanation = node_explanation(
-        node_query(pods=[a_pod("work", "500m", "vnode-east-n1")]),
-        physical_snapshot([a_policy("half", resourceLimits=limits)], pods=[a_pod("shop", "1")]),
+        node_query(pods=[new_pod("work", "500m", "vnode-east-n1")]),
+        physical_snapshot([new_policy("half", resourceLimits=limits)], pods=[new_pod("shop", "1")]),
         MONDAY_NOON,
     )
     assert (explanation.state, explanation.reason) == ("Open", "Leased")
@@ -103,15 +103,15 @@ def test_resource_shows_arithmetic_decider_and_rounding() -> None:
 
 
 def test_amount_lost_by_rounding_is_reported() -> None:
-    gpus = physical_snapshot([a_policy("half", resourceLimits=half("gpu"))], node=a_node(gpu="3"))
+    gpus = physical_snapshot([new_policy("half", resourceLimits=half("gpu"))], node=new_node(gpu="3"))
     (explanation,) = node_explanation(node_query(), gpus, MONDAY_NOON).resources
     assert (explanation.leased, explanation.floored) == ("1", "500m")
 
 
 def test_side_with_smaller_share_decides() -> None:
-    operator = a_policy("generous", resourceLimits=[{"resource": "cpu", "quantity": "3"}])
+    operator = new_policy("generous", resourceLimits=[{"resource": "cpu", "quantity": "3"}])
     explanation = node_explanation(
-        node_query([operator]), physical_snapshot([a_policy("half", resourceLimits=half())]), MONDAY_NOON
+        node_query([operator]), physical_snapshot([new_policy("half", resourceLimits=half())]), MONDAY_NOON
     )
     decided = {each.resource: (each.decided_by, each.rule) for each in explanation.resources}
     assert decided["cpu"] == ("owner/half", "50% of idle")
@@ -119,16 +119,16 @@ def test_side_with_smaller_share_decides() -> None:
 
 
 def test_own_pods_are_not_foreign() -> None:
-    binding = a_binding()
-    twin = a_pod("twin", "2", **binding.owner_labels())
+    binding = new_binding()
+    twin = new_pod("twin", "2", **binding.owner_labels())
     explanation = node_explanation(
-        node_query(binding=binding), physical_snapshot([a_policy("all")], pods=[twin]), MONDAY_NOON
+        node_query(binding=binding), physical_snapshot([new_policy("all")], pods=[twin]), MONDAY_NOON
     )
     assert cell(explanation, "cpu")[:3] == ("4", "0", "4")
 
 
 def test_open_node_shows_end_and_terms() -> None:
-    policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=60)
+    policy = new_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=60)
     explanation = node_explanation(node_query(), physical_snapshot([policy]), MONDAY_NIGHT)
     assert explanation.ends == explanation.next_change == datetime(2026, 3, 3, 6, 0, tzinfo=UTC)
     assert explanation.deadline == datetime(2026, 3, 3, 6, 1, tzinfo=UTC)
@@ -140,7 +140,7 @@ def test_open_node_shows_end_and_terms() -> None:
 
 def test_closed_node_shows_side_and_next_opening() -> None:
     explanation = node_explanation(
-        node_query([a_policy("all")]), physical_snapshot([a_policy("night", timeWindows=[NIGHT])]), MONDAY_NOON
+        node_query([new_policy("all")]), physical_snapshot([new_policy("night", timeWindows=[NIGHT])]), MONDAY_NOON
     )
     assert (explanation.state, explanation.reason) == ("Closed", "OutOfTimeWindows")
     assert explanation.why.startswith("no policy of the owner is open now")
@@ -149,7 +149,7 @@ def test_closed_node_shows_side_and_next_opening() -> None:
 
 
 def test_windows_without_zone_use_zone_of_query() -> None:
-    policy = a_policy("night", timeWindows=[NIGHT])
+    policy = new_policy("night", timeWindows=[NIGHT])
     explanation = node_explanation(
         node_query(time_zone="Asia/Shanghai"), physical_snapshot([policy]), datetime(2026, 3, 2, 15, 0, tzinfo=UTC)
     )
@@ -161,13 +161,13 @@ def test_kill_switch_is_named_with_its_place() -> None:
     mark = {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}
     mount = {"metadata": {"name": "leased", **mark}}
     explanation = node_explanation(
-        node_query(), physical_snapshot([a_policy("all")], mount_namespace=mount), MONDAY_NOON
+        node_query(), physical_snapshot([new_policy("all")], mount_namespace=mount), MONDAY_NOON
     )
     assert (explanation.state, explanation.reason) == ("Closed", "Reclaimed")
     assert explanation.why.endswith("on the mount namespace")
     assert explanation.deadline == MONDAY_NOON
-    node = {**a_node(), "metadata": {**a_node()["metadata"], **mark}}
-    assert node_explanation(node_query(), physical_snapshot([a_policy("all")], node=node), MONDAY_NOON).why.endswith(
+    node = {**new_node(), "metadata": {**new_node()["metadata"], **mark}}
+    assert node_explanation(node_query(), physical_snapshot([new_policy("all")], node=node), MONDAY_NOON).why.endswith(
         "on the physical node"
     )
 
@@ -175,17 +175,17 @@ def test_kill_switch_is_named_with_its_place() -> None:
 def test_unleased_node_explains_reason() -> None:
     required = {"metadata": {"name": "leased", "labels": {keys.OWNER_POLICY: keys.OWNER_POLICY_REQUIRED}}}
     terms = [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
-    elsewhere = a_binding(nodeSelector={"nodeSelectorTerms": terms})
+    elsewhere = new_binding(nodeSelector={"nodeSelectorTerms": terms})
     reasons = {
         "NoPolicy": node_explanation(node_query(), physical_snapshot(), MONDAY_NOON),
         "OwnerPolicyRequired": node_explanation(
-            node_query([a_policy("all")]), physical_snapshot(mount_namespace=required), MONDAY_NOON
+            node_query([new_policy("all")]), physical_snapshot(mount_namespace=required), MONDAY_NOON
         ),
         "NodeNotSelected": node_explanation(
-            node_query(binding=elsewhere), physical_snapshot([a_policy("all")]), MONDAY_NOON
+            node_query(binding=elsewhere), physical_snapshot([new_policy("all")]), MONDAY_NOON
         ),
         "PhysicalNodeGone": node_explanation(node_query(), physical_snapshot(node=None), MONDAY_NOON),
-        "Unbound": node_explanation(node_query(is_unbinding=True), physical_snapshot([a_policy("all")]), MONDAY_NOON),
+        "Unbound": node_explanation(node_query(is_unbinding=True), physical_snapshot([new_policy("all")]), MONDAY_NOON),
     }
     for reason, explanation in reasons.items():
         assert (explanation.state, explanation.reason, explanation.resources) == ("Withdrawn", reason, ())
@@ -194,7 +194,7 @@ def test_unleased_node_explains_reason() -> None:
 
 def test_policy_for_other_nodes_does_not_count() -> None:
     terms = [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
-    policies = [a_policy("all"), a_policy("gpus", nodeSelector={"nodeSelectorTerms": terms})]
+    policies = [new_policy("all"), new_policy("gpus", nodeSelector={"nodeSelectorTerms": terms})]
     reported = {
         each.policy: (each.selects, each.decides)
         for each in node_explanation(node_query(), physical_snapshot(policies), MONDAY_NOON).policies
@@ -203,23 +203,23 @@ def test_policy_for_other_nodes_does_not_count() -> None:
 
 
 def test_invalid_policy_is_shown_with_error() -> None:
-    policy = a_policy("bad", resourceLimits=[{"resource": "cpu", "percent": 140}])
+    policy = new_policy("bad", resourceLimits=[{"resource": "cpu", "percent": 140}])
     explanation = node_explanation(node_query(), physical_snapshot([policy]), MONDAY_NOON)
     assert explanation.reason == "InvalidPolicy"
     assert explanation.policies[0].complaint.startswith("spec.resourceLimits[0].percent")
 
 
 def test_outdated_virtual_node_is_behind() -> None:
-    owner = physical_snapshot([a_policy("half", resourceLimits=half())])
-    reported = a_virtual_node(status={"allocatable": {"cpu": "4", "pods": "11"}})
+    owner = physical_snapshot([new_policy("half", resourceLimits=half())])
+    reported = new_virtual_node(status={"allocatable": {"cpu": "4", "pods": "11"}})
     assert node_explanation(node_query(virtual_node=reported), owner, MONDAY_NOON).behind == ("cpu",)
-    reported = a_virtual_node(status={"allocatable": {"cpu": "2000m", "pods": "11"}})
+    reported = new_virtual_node(status={"allocatable": {"cpu": "2000m", "pods": "11"}})
     assert node_explanation(node_query(virtual_node=reported), owner, MONDAY_NOON).behind == ()
 
 
 def test_share_of_total_is_taken_from_virtual_node() -> None:
-    owner = physical_snapshot([a_policy("few", totalLimits=[{"resource": "cpu", "quantity": "10"}])])
-    reported = a_virtual_node(status={"allocatable": {"cpu": "1500m", "pods": "11"}})
+    owner = physical_snapshot([new_policy("few", totalLimits=[{"resource": "cpu", "quantity": "10"}])])
+    reported = new_virtual_node(status={"allocatable": {"cpu": "1500m", "pods": "11"}})
     explanation = node_explanation(node_query(virtual_node=reported), owner, MONDAY_NOON)
     cpu, _ = explanation.resources
     assert (cpu.leased, cpu.decided_by, cpu.rule) == ("1500m", "total", "its share of the total for all nodes")
@@ -228,8 +228,8 @@ def test_share_of_total_is_taken_from_virtual_node() -> None:
 
 @given(allocatable=st.integers(0, 64), foreign=st.integers(0, 80), percent=st.integers(0, 100))
 def test_columns_of_a_row_add_up(allocatable: int, foreign: int, percent: int) -> None:
-    policy = a_policy("some", resourceLimits=[{"resource": "cpu", "percent": percent}])
-    facts = physical_snapshot([policy], node=a_node(cpu=str(allocatable)), pods=[a_pod("shop", str(foreign))])
+    policy = new_policy("some", resourceLimits=[{"resource": "cpu", "percent": percent}])
+    facts = physical_snapshot([policy], node=new_node(cpu=str(allocatable)), pods=[new_pod("shop", str(foreign))])
     have, held, idle, leased, _ = map(parse_quantity, cell(node_explanation(node_query(), facts, MONDAY_NOON), "cpu"))
     assert idle.nano == max(have.nano - held.nano, 0)
     assert leased.nano <= idle.nano
@@ -239,14 +239,14 @@ def test_columns_of_a_row_add_up(allocatable: int, foreign: int, percent: int) -
 
 
 def test_unreadable_cluster_is_explained_from_virtual_node() -> None:
-    node = a_virtual_node(
+    node = new_virtual_node(
         spec={"taints": [{"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "effect": "NoSchedule"}]},
         status={"allocatable": {"cpu": "2"}},
     )
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "owner/half", keys.LEASE_ENDS: CREATED}
-    pods = [a_pod("work", "500m", "vnode-east-n1")]
+    pods = [new_pod("work", "500m", "vnode-east-n1")]
     explanation = node_explanation_from_virtual(
-        node_query([a_policy("all")], virtual_node=node, pods=pods), ClusterUnreadable("no answer"), MONDAY_NOON
+        node_query([new_policy("all")], virtual_node=node, pods=pods), ClusterUnreadable("no answer"), MONDAY_NOON
     )
     assert (explanation.state, explanation.unseen) == ("Closed", "no answer")
     assert "owner/half" in explanation.why
@@ -256,10 +256,10 @@ def test_unreadable_cluster_is_explained_from_virtual_node() -> None:
 
 
 def test_node_of_unreachable_cluster_is_unknown_with_last_contact() -> None:
-    node = a_virtual_node(status={"allocatable": {"cpu": "2"}})
+    node = new_virtual_node(status={"allocatable": {"cpu": "2"}})
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "owner/half"}
     seen = MONDAY_NOON - timedelta(seconds=40)
-    query = replace(node_query([a_policy("all")], virtual_node=node), last_seen=seen)
+    query = replace(node_query([new_policy("all")], virtual_node=node), last_seen=seen)
     explanation = node_explanation_from_virtual(query, ClusterUnreachable("no answer in 1.2 s"), MONDAY_NOON)
     assert (explanation.state, explanation.reason, explanation.last_seen) == (
         "Unknown",
@@ -283,12 +283,12 @@ def test_node_is_unknown_without_both_clusters() -> None:
 
 
 def test_policy_shows_window_limits_terms_and_nodes() -> None:
-    policy = a_policy("night", timeWindows=[NIGHT], resourceLimits=half())
-    leased_node = a_virtual_node(status={"allocatable": {"cpu": "2"}})
+    policy = new_policy("night", timeWindows=[NIGHT], resourceLimits=half())
+    leased_node = new_virtual_node(status={"allocatable": {"cpu": "2"}})
     leased_node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night,owner/other"}
-    other = a_virtual_node(status={"allocatable": {"cpu": "1"}})
+    other = new_virtual_node(status={"allocatable": {"cpu": "1"}})
     explanation = policy_explanation(
-        policy, PolicySide.OPERATOR, a_binding(), [leased_node, other], "UTC", MONDAY_NIGHT
+        policy, PolicySide.OPERATOR, new_binding(), [leased_node, other], "UTC", MONDAY_NIGHT
     )
     assert (explanation.policy, explanation.binding, explanation.open) == ("operator/night", "east", True)
     assert explanation.since == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
@@ -299,16 +299,16 @@ def test_policy_shows_window_limits_terms_and_nodes() -> None:
 
 
 def test_closed_policy_leases_no_nodes() -> None:
-    policy = a_policy("night", timeWindows=[NIGHT])
-    node = a_virtual_node(status={"allocatable": {"cpu": "2"}})
+    policy = new_policy("night", timeWindows=[NIGHT])
+    node = new_virtual_node(status={"allocatable": {"cpu": "2"}})
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night"}
-    explanation = policy_explanation(policy, PolicySide.OPERATOR, a_binding(), [node], "UTC", MONDAY_NOON)
+    explanation = policy_explanation(policy, PolicySide.OPERATOR, new_binding(), [node], "UTC", MONDAY_NOON)
     assert (explanation.open, explanation.nodes, explanation.others, explanation.leased) == (False, [], 1, {})
     assert "lends nothing now; 1 node under it closed" in policy_text(explanation, MONDAY_NOON)
 
 
 def test_next_change_is_of_windows_not_deadline() -> None:
-    policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
+    policy = new_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
     policy["metadata"]["creationTimestamp"] = "2026-03-02T11:59:57Z"
     explanation = node_explanation(node_query([policy]), physical_snapshot(), MONDAY_NOON)
     assert (explanation.state, explanation.reason) == ("Closed", "OutOfTimeWindows")
@@ -318,7 +318,7 @@ def test_next_change_is_of_windows_not_deadline() -> None:
 
 
 def test_closed_node_with_deadline_never_says_pods_stay() -> None:
-    policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True)
+    policy = new_policy("night", timeWindows=[NIGHT], forceReclaim=True)
     explanation = node_explanation(node_query([policy]), physical_snapshot(), MONDAY_NOON)
     text = node_text(explanation, MONDAY_NOON)
     assert "stays" not in text
@@ -327,7 +327,7 @@ def test_closed_node_with_deadline_never_says_pods_stay() -> None:
 
 
 def test_invalid_policy_reports_last_good_spec() -> None:
-    policy = a_policy("bad", timeZone="Mars")
+    policy = new_policy("bad", timeZone="Mars")
     explanation = policy_explanation(policy, PolicySide.OWNER, None, [], "UTC", MONDAY_NOON)
     assert explanation.complaint.startswith("spec.timeZone")
     assert (explanation.uses_last_good, explanation.open, explanation.binding) == (False, False, "")

@@ -14,7 +14,7 @@ from tapestry.kube.objects import Object, name_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, LEASES, NODES, PODS, SECRETS
 from tapestry.kube.times import micro_timestamp
 
-from ..syncer.world import MAPPED, MOUNT, NODE, World, a_world, phase
+from ..syncer.world import MAPPED, MOUNT, NODE, World, new_world, phase
 
 
 def queries_on(world: World) -> Queries:
@@ -32,7 +32,7 @@ async def add_unscheduled(world: World, name: str, namespace: str = "default") -
 
 @in_virtual_time
 async def test_pods_are_listed_with_twins_and_without_node() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod()
         await world.add_pod("other", namespace="shop")
@@ -52,7 +52,7 @@ async def test_pods_are_listed_with_twins_and_without_node() -> None:
 
 @in_virtual_time
 async def test_pod_is_explained_from_both_clusters() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -73,7 +73,7 @@ async def test_pod_is_explained_from_both_clusters() -> None:
 
 @in_virtual_time
 async def test_lost_twin_is_reported_without_syncer() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -83,7 +83,7 @@ async def test_lost_twin_is_reported_without_syncer() -> None:
 
 @in_virtual_time
 async def test_pod_on_unleased_node_is_not_ours() -> None:
-    world = await a_world()
+    world = await new_world()
     await world.virtual.create(NODES, object_named("n7"))
     await world.add_pod(node="n7")
     assert (await queries_on(world).pod("default", "work")).pod.reason == "NotLeased"
@@ -93,7 +93,7 @@ async def test_pod_on_unleased_node_is_not_ours() -> None:
 
 @in_virtual_time
 async def test_deleted_pod_reports_its_last_event() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -109,7 +109,7 @@ async def test_deleted_pod_reports_its_last_event() -> None:
 
 @in_virtual_time
 async def test_tree_has_bindings_nodes_and_pods() -> None:
-    world = await a_world("east", "west")
+    world = await new_world("east", "west")
     async with world.syncer("east"), world.syncer("west"):
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -126,7 +126,7 @@ async def test_tree_has_bindings_nodes_and_pods() -> None:
 # -- repairs
 
 
-async def a_pod_with_everything(world: World) -> None:
+async def new_pod_with_everything(world: World) -> None:
     await world.virtual.create(CONFIGMAPS, {**object_named("settings", "default"), "data": {"k": "v"}})
     await world.add_pod(volumes=[{"name": "s", "configMap": {"name": "settings"}}])
     await world.wait_for_pod(MAPPED)
@@ -139,17 +139,17 @@ async def physical_pods(world: World) -> list[str]:
 
 @in_virtual_time
 async def test_consistent_clusters_need_no_repair() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
-        await a_pod_with_everything(world)
+        await new_pod_with_everything(world)
         assert await repair(queries_on(world), None, dry_run=False) == ([], [])
 
 
 @in_virtual_time
 async def test_leftovers_of_pod_are_deleted_without_syncer() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
-        await a_pod_with_everything(world)
+        await new_pod_with_everything(world)
     await world.add_foreign_pod("foreign", "n1")
     await world.physical.create(CONFIGMAPS, object_named("foreign", MOUNT))
     await world.delete_pod(grace=0)
@@ -168,9 +168,9 @@ async def test_leftovers_of_pod_are_deleted_without_syncer() -> None:
 
 @in_virtual_time
 async def test_findings_for_syncer_name_its_state() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
-        await a_pod_with_everything(world)
+        await new_pod_with_everything(world)
     await world.stop()
     (finding,), _ = await repair(queries_on(world), "east", dry_run=False)
     assert (finding.invariant, finding.key, finding.message) == ("Twins", "default/work", "its twin is gone")
@@ -189,18 +189,18 @@ async def test_findings_for_syncer_name_its_state() -> None:
 
 @in_virtual_time
 async def test_transient_inconsistency_is_no_finding() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
-        await a_pod_with_everything(world)
+        await new_pod_with_everything(world)
         await world.physical.delete(CONFIGMAPS, (await world.physical.list(CONFIGMAPS, MOUNT))[0])
         assert await repair(queries_on(world), "east", dry_run=False) == ([], [])
 
 
 @in_virtual_time
 async def test_twin_gets_lost_labels_back() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer(check_seconds=0):
-        await a_pod_with_everything(world)
+        await new_pod_with_everything(world)
         await world.set_twin({"metadata": {"annotations": {keys.VIRTUAL_POD_NAME: "x"}}})
         (finding,), _ = await repair(queries_on(world), "east", dry_run=False)
         assert (finding.side, finding.fixed) == ("physical", True)
@@ -209,7 +209,7 @@ async def test_twin_gets_lost_labels_back() -> None:
 
 @in_virtual_time
 async def test_unreadable_clusters_are_reported() -> None:
-    world = await a_world("east", "west")
+    world = await new_world("east", "west")
     async with world.syncer("east"):
         await world.virtual.delete(SECRETS, object_named("west", keys.SYSTEM_NAMESPACE))
         found, (sentence,) = await repair(queries_on(world), None, dry_run=False)

@@ -24,12 +24,12 @@ EAST = {
 }
 
 
-def an_object(name: str, **content: Any) -> Object:
+def new_object(name: str, **content: Any) -> Object:
     return {"metadata": {"name": name, "uid": f"uid-of-{name}", "creationTimestamp": CREATED}, **content}
 
 
-def a_policy(name: str, **spec: Any) -> Object:
-    return with_type_meta(POLICIES, an_object(name, spec={"cluster": "east", **spec}))
+def new_policy(name: str, **spec: Any) -> Object:
+    return with_type_meta(POLICIES, new_object(name, spec={"cluster": "east", **spec}))
 
 
 def file_policy(name: str, **spec: Any) -> Object:
@@ -37,24 +37,24 @@ def file_policy(name: str, **spec: Any) -> Object:
     return proposed_policy([{**written, "spec": {"cluster": "east", **spec}}], "file.yaml")
 
 
-def a_pod(name: str, cpu: str, node: str, priority: int = 0) -> Object:
+def new_pod(name: str, cpu: str, node: str, priority: int = 0) -> Object:
     container = {"name": "c", "resources": {"requests": {"cpu": cpu}}}
-    pod = an_object(name, spec={"nodeName": node, "priority": priority, "containers": [container]})
+    pod = new_object(name, spec={"nodeName": node, "priority": priority, "containers": [container]})
     return {**pod, "metadata": {**pod["metadata"], "namespace": "shop"}}
 
 
-BINDING: Binding = binding_of(with_type_meta(CLUSTER_BINDINGS, an_object("east", spec=EAST)), "virtual")
+BINDING: Binding = binding_of(with_type_meta(CLUSTER_BINDINGS, new_object("east", spec=EAST)), "virtual")
 
 
 def plan(
     proposed: Object, *policies: Object, owner: tuple[Object, ...] = (), pods: tuple[Object, ...] = ()
 ) -> PolicyPlan:
     """Plan for a cluster of one node with 4 CPUs, of which foreign pods use one."""
-    virtual = an_object("vnode-e1-n1", status={"allocatable": {"cpu": "3"}})
+    virtual = new_object("vnode-e1-n1", status={"allocatable": {"cpu": "3"}})
     virtual["metadata"]["labels"] = {keys.CLUSTER_BINDING_UID: BINDING.uid}
     virtual["metadata"]["annotations"] = {keys.PHYSICAL_NODE_NAME: "n1"}
-    node = an_object("n1", status={"allocatable": {"cpu": "4"}})
-    cluster = PhysicalSnapshot([node], [a_pod("foreign", "1", "n1")], list(owner), None)
+    node = new_object("n1", status={"allocatable": {"cpu": "4"}})
+    cluster = PhysicalSnapshot([node], [new_pod("foreign", "1", "n1")], list(owner), None)
     facts = VirtualSnapshot("virtual", [], [virtual], {"vnode-e1-n1": list(pods)}, list(policies))
     existing = {each["metadata"]["name"]: each for each in policies}
     proposal = Proposal(proposed, existing.get(proposed["metadata"]["name"]), PolicySide.OPERATOR)
@@ -69,14 +69,14 @@ def test_new_policy_leases_where_nothing_was_leased() -> None:
 
 
 def test_changed_policy_replaces_existing_one() -> None:
-    found = plan(file_policy("all", resourceLimits=[{"resource": "cpu", "quantity": 1}]), a_policy("all"))
+    found = plan(file_policy("all", resourceLimits=[{"resource": "cpu", "quantity": 1}]), new_policy("all"))
     assert (found.is_new, found.leased_now, found.leased_then) == (False, {"cpu": "3"}, {"cpu": "1"})
 
 
 def test_closed_policy_reclaims_pods_by_deadline() -> None:
-    pods = (a_pod("web", "1", "vnode-e1-n1"), a_pod("db", "1", "vnode-e1-n1"))
+    pods = (new_pod("web", "1", "vnode-e1-n1"), new_pod("db", "1", "vnode-e1-n1"))
     night = file_policy("all", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
-    found = plan(night, a_policy("all"), pods=pods)
+    found = plan(night, new_policy("all"), pods=pods)
     (node,) = found.nodes
     assert (found.open, node.state_then, node.leased_then) == (False, "Closed", {"cpu": "0"})
     assert (node.reclaimed, node.deadline) == (["shop/db", "shop/web"], NOON + timedelta(minutes=10))
@@ -88,20 +88,20 @@ def test_closed_policy_reclaims_pods_by_deadline() -> None:
 
 
 def test_pods_that_may_finish_are_not_reclaimed() -> None:
-    found = plan(file_policy("all", timeWindows=[NIGHT]), a_policy("all"), pods=(a_pod("web", "1", "vnode-e1-n1"),))
+    found = plan(file_policy("all", timeWindows=[NIGHT]), new_policy("all"), pods=(new_pod("web", "1", "vnode-e1-n1"),))
     (node,) = found.nodes
     assert (node.state_then, node.reclaimed, node.deadline) == ("Closed", [], None)
 
 
 def test_unchanged_policy_changes_nothing() -> None:
     night = {"timeWindows": [NIGHT], "forceReclaim": True, "gracefulReclaimPeriodSeconds": 600}
-    found = plan(file_policy("all", **night), a_policy("all", **night))
+    found = plan(file_policy("all", **night), new_policy("all", **night))
     assert (found.leased_now, found.leased_then) == ({"cpu": "0"}, {"cpu": "0"})
     assert found.nodes[0].state_now == found.nodes[0].state_then == "Closed"
 
 
 def test_owner_limit_applies_in_plan() -> None:
-    owner = (a_policy("little", resourceLimits=[{"resource": "cpu", "quantity": "500m"}]),)
+    owner = (new_policy("little", resourceLimits=[{"resource": "cpu", "quantity": "500m"}]),)
     assert plan(file_policy("all"), owner=owner).leased_then == {"cpu": "500m"}
 
 

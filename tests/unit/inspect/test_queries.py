@@ -81,7 +81,7 @@ def in_a_world(scenario: Scenario, *kinds_of_physical: Any) -> None:
     run(main())
 
 
-def a_pod(name: str, node: str, **metadata: Any) -> Object:
+def new_pod(name: str, node: str, **metadata: Any) -> Object:
     requests = {"requests": {"cpu": "1"}}
     spec = {"nodeName": node, "containers": [{"name": "c", "image": "busybox:1", "resources": requests}]}
     return {"metadata": {"name": name, "namespace": "default", **metadata}, "spec": spec}
@@ -92,8 +92,8 @@ def test_node_is_found_by_either_name(name: str) -> None:
     async def scenario(world: World) -> None:
         await world.bind()
         await world.add_owner("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
-        await world.physical.create(PODS, a_pod("shop", "n1"))
-        await world.physical.create(PODS, a_pod("other", "n2"))
+        await world.physical.create(PODS, new_pod("shop", "n1"))
+        await world.physical.create(PODS, new_pod("other", "n2"))
         (explanation,) = await world.queries.node(name)
         (cpu,) = explanation.resources
         assert (cpu.foreign, cpu.leased, cpu.decided_by) == ("1", "1500m", "owner/half")
@@ -194,9 +194,9 @@ def test_policy_is_found_by_name_or_side_and_name() -> None:
 def test_nodes_count_pods_but_not_placeholders() -> None:
     async def scenario(world: World) -> None:
         await world.bind()
-        await world.virtual.create(PODS, a_pod("work", "vnode-e1-n1"))
-        await world.virtual.create(PODS, a_pod("elsewhere", "n7"))
-        hidden = a_pod("ports", "vnode-e1-n1", namespace=keys.HOST_PORTS_NAMESPACE, labels={keys.HOST_PORTS: "x"})
+        await world.virtual.create(PODS, new_pod("work", "vnode-e1-n1"))
+        await world.virtual.create(PODS, new_pod("elsewhere", "n7"))
+        hidden = new_pod("ports", "vnode-e1-n1", namespace=keys.HOST_PORTS_NAMESPACE, labels={keys.HOST_PORTS: "x"})
         await world.virtual.create(PODS, hidden)
         (node,) = await world.queries.nodes()
         assert (node.name, node.pods, node.used["cpu"]) == ("vnode-e1-n1", 1, "1")

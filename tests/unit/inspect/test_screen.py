@@ -20,7 +20,9 @@ NOW = datetime(2026, 3, 2, 18, 30, tzinfo=UTC)  # a Monday
 LINES = ("export KUBECONFIG=/home/somebody/.tapestry/virtual/kubeconfig", "kubectl get nodes")
 
 
-def a_binding(name: str, leasing: str = "Leasing", change: timedelta | None = None, troubles: int = 0) -> BindingStatus:
+def new_binding(
+    name: str, leasing: str = "Leasing", change: timedelta | None = None, troubles: int = 0
+) -> BindingStatus:
     return BindingStatus(
         name=name,
         cluster_id=name,
@@ -41,7 +43,7 @@ def a_binding(name: str, leasing: str = "Leasing", change: timedelta | None = No
     )
 
 
-def a_node(name: str, state: str = "Open", ready: bool = True) -> NodeStatus:
+def new_node(name: str, state: str = "Open", ready: bool = True) -> NodeStatus:
     return NodeStatus(
         name=name,
         binding="cluster-1",
@@ -58,7 +60,7 @@ def a_node(name: str, state: str = "Open", ready: bool = True) -> NodeStatus:
     )
 
 
-def a_waiting_pod(name: str) -> PodStatus:
+def new_waiting_pod(name: str) -> PodStatus:
     return PodStatus(
         namespace="default",
         name=name,
@@ -74,12 +76,12 @@ def a_waiting_pod(name: str) -> PodStatus:
     )
 
 
-def a_state(bindings: int = 2, nodes: int = 4, waiting: int = 1) -> WorldState:
+def new_state(bindings: int = 2, nodes: int = 4, waiting: int = 1) -> WorldState:
     return WorldState(
-        [a_binding(f"cluster-{number}", change=timedelta(hours=3, minutes=30)) for number in range(1, bindings + 1)],
-        [a_node(f"vnode-cluster-1-n{number}") for number in range(1, nodes + 1)],
+        [new_binding(f"cluster-{number}", change=timedelta(hours=3, minutes=30)) for number in range(1, bindings + 1)],
+        [new_node(f"vnode-cluster-1-n{number}") for number in range(1, nodes + 1)],
         {"Running": 24, "Pending": waiting},
-        [a_waiting_pod(f"web-{number}") for number in range(waiting)],
+        [new_waiting_pod(f"web-{number}") for number in range(waiting)],
         NOW,
     )
 
@@ -96,7 +98,7 @@ def row_of(seen: list[str], word: str) -> str:
 
 
 def test_clusters_show_leases_and_next_change() -> None:
-    seen = rows(a_state())
+    seen = rows(new_state())
     assert row_of(seen, "cluster-1 ").split() == [
         *("cluster-1", "Leasing", "5", "12", "2500m/20", "3Gi/64Gi"),
         *("changes", "22:00", "(in", "3h30m)"),
@@ -105,19 +107,19 @@ def test_clusters_show_leases_and_next_change() -> None:
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_memory_is_shown_if_it_fits(width: int) -> None:
-    seen = rows(a_state(), width=width)
+    seen = rows(new_state(), width=width)
     assert "3Gi/64Gi" in row_of(seen, "cluster-1 ")
     assert "0/16Gi" in row_of(seen, "vnode-cluster-1-n1")
 
 
 def test_narrow_screen_drops_memory_before_cpu() -> None:
-    line = row_of(rows(a_state(), width=66), "cluster-1 ")
+    line = row_of(rows(new_state(), width=66), "cluster-1 ")
     assert "2500m/20" in line
     assert "3Gi/64Gi" not in line
 
 
 def test_closed_cluster_shows_opening() -> None:
-    closed = a_binding("night", "OutOfTimeWindows", timedelta(hours=1, minutes=30))
+    closed = new_binding("night", "OutOfTimeWindows", timedelta(hours=1, minutes=30))
     assert "opens 20:00 (in 1h30m)" in row_of(rows(WorldState([closed], [], {}, [], NOW)), "night")
 
 
@@ -141,7 +143,7 @@ def test_time_is_shown_in_viewer_zone() -> None:
 
 
 def test_pods_are_counted_and_waiting_ones_show_reason() -> None:
-    seen = rows(a_state())
+    seen = rows(new_state())
     assert row_of(seen, "24 Running") == "PODS  1 Pending, 24 Running"
     assert row_of(seen, "web-0").strip() == (
         "default/web-0 waits for 1m35s: Unscheduled: 0/10 nodes are available: 10 Insufficient cpu."
@@ -149,14 +151,14 @@ def test_pods_are_counted_and_waiting_ones_show_reason() -> None:
 
 
 def test_abnormal_nodes_are_first() -> None:
-    nodes = [a_node("a"), a_node("b"), a_node("closed", "Closed"), a_node("lost", ready=False)]
+    nodes = [new_node("a"), new_node("b"), new_node("closed", "Closed"), new_node("lost", ready=False)]
     seen = [line.split()[0] for line in rows(WorldState([], nodes, {}, [], NOW)) if "/16Gi" in line]
     assert seen == ["closed", "lost", "a", "b"]
 
 
 def test_problems_and_events_are_shown() -> None:
     seen = rows(
-        WorldState([a_binding("east", troubles=1)], [], {}, [], NOW),
+        WorldState([new_binding("east", troubles=1)], [], {}, [], NOW),
         prompt=Footer(LINES, ["18:29:01 cluster-1 was killed by SIGKILL; restarting"]),
     )
     assert "it is broken in 0 ways" in "\n".join(seen)
@@ -164,7 +166,7 @@ def test_problems_and_events_are_shown() -> None:
 
 
 def test_hidden_rows_are_counted() -> None:
-    seen = rows(a_state(nodes=1000, waiting=50), height=30)
+    seen = rows(new_state(nodes=1000, waiting=50), height=30)
     visible = sum("/16Gi" in line for line in seen)
     assert f"and {1000 - visible} nodes more" in row_of(seen, "nodes more")
     waits = sum("waits for" in line for line in seen)
@@ -175,7 +177,7 @@ def test_hidden_rows_are_counted() -> None:
 def test_screen_fits_terminal_and_has_all_commands(
     width: int, height: int, bindings: int, nodes: int, waiting: int
 ) -> None:
-    seen = rows(a_state(bindings, nodes, waiting), width, height)
+    seen = rows(new_state(bindings, nodes, waiting), width, height)
     assert len(seen) <= max(height, 22)
     assert max(map(cell_len, seen)) <= width
     text = "\n".join(line.rstrip() for line in seen).replace("\\\n", "")
@@ -206,7 +208,7 @@ def test_rows_are_distributed_without_waste(max_rows: int, requested: list[int])
         assert sum(given_rows) <= max(max_rows, 9)
 
 
-def an_object(name: str, **parts: Object) -> Object:
+def new_object(name: str, **parts: Object) -> Object:
     created = {"name": name, "uid": name, "creationTimestamp": "2026-03-02T18:00:00Z"}
     return {**parts, "metadata": {**created, **parts.get("metadata", {})}}
 
@@ -214,19 +216,19 @@ def an_object(name: str, **parts: Object) -> Object:
 def test_state_has_pods_of_virtual_nodes_and_unscheduled() -> None:
     secret = {"name": "east", "namespace": "tapestry-system"}
     spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": secret}
-    binding = an_object("east", spec=spec, status={"nodes": 1})
+    binding = new_object("east", spec=spec, status={"nodes": 1})
     labels = {"tapestry.io/cluster-binding-uid": "east"}
-    node = an_object("vnode", metadata={"labels": labels}, spec={}, status={"allocatable": {"cpu": "4"}})
+    node = new_object("vnode", metadata={"labels": labels}, spec={}, status={"allocatable": {"cpu": "4"}})
 
-    def a_pod(name: str, phase: str, node: str = "") -> Object:
+    def new_pod(name: str, phase: str, node: str = "") -> Object:
         spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}], "nodeName": node}
-        return an_object(name, metadata={"namespace": "default"}, spec=spec, status={"phase": phase})
+        return new_object(name, metadata={"namespace": "default"}, spec=spec, status={"phase": phase})
 
     pods = [
-        a_pod("runs", "Running", "vnode"),
-        a_pod("ours", "Running", "this-machine"),
-        a_pod("waits", "Pending"),
-        a_pod("starts", "Pending", "vnode"),
+        new_pod("runs", "Running", "vnode"),
+        new_pod("ours", "Running", "this-machine"),
+        new_pod("waits", "Pending"),
+        new_pod("starts", "Pending", "vnode"),
     ]
     seen = world_state_of([binding], [node], pods, NOW)
     assert seen.phases == {"Running": 1, "Pending": 2}

@@ -69,7 +69,7 @@ def test_bytes_are_in_largest_unit(resource: str, text: str, expected: str) -> N
     assert amount_text(resource, text) == expected
 
 
-def a_binding(**fields: object) -> BindingStatus:
+def new_binding(**fields: object) -> BindingStatus:
     defaults = dict.fromkeys(BindingStatus.__struct_fields__)
     return BindingStatus(
         **{
@@ -89,7 +89,7 @@ def a_binding(**fields: object) -> BindingStatus:
 
 
 def test_bindings_table_ends_with_problems() -> None:
-    text = bindings_table([a_binding(troubles=["Leasing=False: NoPolicy"], last_seen=NOW - HOUR)], NOW)
+    text = bindings_table([new_binding(troubles=["Leasing=False: NoPolicy"], last_seen=NOW - HOUR)], NOW)
     header, line, _, trouble = text.splitlines()
     assert header.split() == ["NAME", "LEASING", "NODES", "PODS", "CPU", "MEMORY", "NEXT-CHANGE", "LAST-SEEN"]
     assert line.split() == ["east", "-", "2", "0", "0/4", "-", "-", "1h", "ago"]
@@ -97,7 +97,9 @@ def test_bindings_table_ends_with_problems() -> None:
 
 
 def test_wide_table_has_more_columns() -> None:
-    narrow, wide = (bindings_table([a_binding(identity="x")], NOW, wide=wide).splitlines()[0] for wide in (False, True))
+    narrow, wide = (
+        bindings_table([new_binding(identity="x")], NOW, wide=wide).splitlines()[0] for wide in (False, True)
+    )
     assert wide.split()[: len(narrow.split())] == narrow.split()
     assert {"CLUSTER-ID", "PHASE", "AGE", "IDENTITY"} <= set(wide.split())
 
@@ -108,7 +110,7 @@ def test_empty_table_is_a_sentence() -> None:
     assert policies_table([], NOW) == "there is no policy, so nothing is lent"
 
 
-def a_listed_policy(**fields: object) -> PolicyStatus:
+def new_listed_policy(**fields: object) -> PolicyStatus:
     defaults: dict[str, object] = dict.fromkeys(PolicyStatus.__struct_fields__)
     named = {"side": "owner", "name": "nights", "cluster": "east", "nodes": 0, "created": NOW - HOUR}
     return PolicyStatus(**{**defaults, **named, "windows": [], "limits": {}, "leased": {}, **fields})  # type: ignore[arg-type]
@@ -117,7 +119,7 @@ def a_listed_policy(**fields: object) -> PolicyStatus:
 @pytest.mark.parametrize(("complaint", "expected"), [("", ["Open", "always"]), ("no time zone", ["Invalid", "-"])])
 def test_invalid_policy_is_not_always_open(complaint: str, expected: list[str]) -> None:
     line = (
-        policies_table([a_listed_policy(state=expected[0], open=True, complaint=complaint)], NOW)
+        policies_table([new_listed_policy(state=expected[0], open=True, complaint=complaint)], NOW)
         .splitlines()[1]
         .split()
     )
@@ -126,7 +128,7 @@ def test_invalid_policy_is_not_always_open(complaint: str, expected: list[str]) 
     assert ("always" in answered) == (not complaint)
 
 
-def an_explanation(**fields: object) -> NodeExplanation:
+def new_explanation(**fields: object) -> NodeExplanation:
     defaults = {"node": "vnode-e1-n1", "physical_node": "n1", "binding": "east", "state": "Open", "reason": "Leased"}
     return NodeExplanation(**{**defaults, "why": "because", **fields})  # type: ignore[arg-type]
 
@@ -136,7 +138,7 @@ POLICY = PolicyEffect("owner/half", True, True, True, [], "pods finish", NOW + H
 
 
 def test_node_text_shows_arithmetic_policies_and_end() -> None:
-    explanation = an_explanation(
+    explanation = new_explanation(
         resources=(ROW,), policies=(POLICY,), ends=NOW + HOUR, next_change=NOW + HOUR, deadline=NOW + 2 * HOUR
     )
     assert node_text(explanation, NOW).splitlines() == [
@@ -154,38 +156,38 @@ def test_node_text_shows_arithmetic_policies_and_end() -> None:
 
 
 def test_node_text_without_physical_cluster_has_no_arithmetic() -> None:
-    text = node_text(an_explanation(resources=(ResourceExplanation("cpu", "2", "1"),), unseen="no answer"), NOW)
+    text = node_text(new_explanation(resources=(ResourceExplanation("cpu", "2", "1"),), unseen="no answer"), NOW)
     assert "the physical cluster was not read: no answer" in text
     assert "RESOURCE   LEASED   USED" in text
     assert "no end is scheduled" not in text
 
 
 def test_node_text_without_virtual_node_names_physical() -> None:
-    text = node_text(an_explanation(node="", state="Withdrawn", reason="NoPolicy"), NOW)
+    text = node_text(new_explanation(node="", state="Withdrawn", reason="NoPolicy"), NOW)
     assert text.startswith("Node n1 (no virtual node): Withdrawn (NoPolicy)")
 
 
 def test_node_text_mentions_outdated_amounts() -> None:
-    assert "other amounts of cpu; is its syncer running?" in node_text(an_explanation(behind=("cpu",)), NOW)
+    assert "other amounts of cpu; is its syncer running?" in node_text(new_explanation(behind=("cpu",)), NOW)
 
 
-def a_policy(**fields: object) -> PolicyExplanation:
+def new_policy(**fields: object) -> PolicyExplanation:
     defaults = dict.fromkeys(PolicyExplanation.__struct_fields__, "")
     lists = {"windows": [], "limits": {}, "nodes": [], "leased": {}, "since": None, "next_change": None, "others": 0}
     return PolicyExplanation(**{**defaults, **lists, "policy": "owner/half", "open": True, **fields})  # type: ignore[arg-type]
 
 
 def test_policy_without_binding_names_the_cluster() -> None:
-    text = policy_text(a_policy(cluster="est", terms="pods finish"), NOW)
+    text = policy_text(new_policy(cluster="est", terms="pods finish"), NOW)
     assert "no ClusterBinding has the name or clusterID est" in text
     assert "lends nothing now" in text
 
 
 def test_invalid_policy_shows_effective_spec() -> None:
-    held = policy_text(a_policy(complaint="bad", uses_last_good=True), NOW)
+    held = policy_text(new_policy(complaint="bad", uses_last_good=True), NOW)
     assert "bad; its last good spec stays in effect" in held
     assert "of each node: all that is idle" in held
-    never_good = policy_text(a_policy(complaint="bad", uses_last_good=False), NOW)
+    never_good = policy_text(new_policy(complaint="bad", uses_last_good=False), NOW)
     assert "bad; it has no effect" in never_good
     assert "of each node:" not in never_good
 
@@ -193,7 +195,7 @@ def test_invalid_policy_shows_effective_spec() -> None:
 # -- tables of 80 columns
 
 
-def a_node(**fields: object) -> NodeStatus:
+def new_node(**fields: object) -> NodeStatus:
     defaults: dict[str, object] = dict.fromkeys(NodeStatus.__struct_fields__)
     expected = {"name": "vnode-north-worker-1", "binding": "north", "state": "Open", "ready": True, "cordoned": True}
     amounts = {"leased": {"cpu": "1500m", "memory": "15.6Gi"}, "used": {"cpu": "750m", "memory": "512Mi"}, "pods": 12}
@@ -201,7 +203,7 @@ def a_node(**fields: object) -> NodeStatus:
     return NodeStatus(**{**defaults, **expected, **amounts, **later, "physical_node": "n", **fields})  # type: ignore[arg-type]
 
 
-def a_waiting_pod(**fields: object) -> PodStatus:
+def new_waiting_pod(**fields: object) -> PodStatus:
     defaults: dict[str, object] = dict.fromkeys(PodStatus.__struct_fields__, "")
     expected = {
         "namespace": "default",
@@ -217,18 +219,19 @@ WINDOW = "22:00-06:00 Mon,Tue,Wed,Thu,Fri Asia/Shanghai"
 TABLES = {
     "status": bindings_table(
         [
-            a_binding(
+            new_binding(
                 leased={"cpu": "200", "memory": "800Gi"}, used={"cpu": "20", "memory": "80Gi"}, leasing="Leasing"
             ),
-            a_binding(leasing="PhysicalClusterUnreachable", next_change=NOW + 99 * HOUR, last_seen=NOW - HOUR),
+            new_binding(leasing="PhysicalClusterUnreachable", next_change=NOW + 99 * HOUR, last_seen=NOW - HOUR),
         ],
         NOW,
     ),
-    "nodes": nodes_table([a_node()], NOW),
-    "nodes with long names": nodes_table([a_node(name=f"vnode-{'c' * 24}-ip-10-0-12-34.ec2.internal")], NOW),
-    "pods": pods_table([a_waiting_pod(), a_waiting_pod(namespace="kube-public")], NOW),
+    "nodes": nodes_table([new_node()], NOW),
+    "nodes with long names": nodes_table([new_node(name=f"vnode-{'c' * 24}-ip-10-0-12-34.ec2.internal")], NOW),
+    "pods": pods_table([new_waiting_pod(), new_waiting_pod(namespace="kube-public")], NOW),
     "policies": policies_table(
-        [a_listed_policy(name="cluster-1-4yfifvdstqcuyrem", state="Reclaimed", complaint="", windows=[WINDOW] * 2)], NOW
+        [new_listed_policy(name="cluster-1-4yfifvdstqcuyrem", state="Reclaimed", complaint="", windows=[WINDOW] * 2)],
+        NOW,
     ),
 }
 
@@ -240,21 +243,21 @@ def test_table_fits_into_80_columns(name: str) -> None:
 
 def test_names_are_never_cut() -> None:
     long = f"vnode-{'c' * 24}-ip-10-0-12-34.ec2.internal"
-    assert nodes_table([a_node(name=long)], NOW).splitlines()[1].split()[0] == long
+    assert nodes_table([new_node(name=long)], NOW).splitlines()[1].split()[0] == long
 
 
 def test_last_seen_is_exact_or_a_bound() -> None:
-    exact = bindings_table([a_binding(last_seen=NOW - timedelta(seconds=8), last_seen_exact=True)], NOW)
+    exact = bindings_table([new_binding(last_seen=NOW - timedelta(seconds=8), last_seen_exact=True)], NOW)
     assert exact.endswith("8s ago")
-    vague = bindings_table([a_binding(last_seen=NOW - timedelta(minutes=4), last_seen_exact=False)], NOW)
+    vague = bindings_table([new_binding(last_seen=NOW - timedelta(minutes=4), last_seen_exact=False)], NOW)
     assert vague.endswith("<6m ago")
 
 
 def test_pods_of_closed_node_finish_or_are_reclaimed() -> None:
     closed = {"state": "Closed", "reason": "OutOfTimeWindows", "resources": (ROW,)}
-    forced = node_text(an_explanation(**closed, deadline=NOW - timedelta(seconds=3), terms_by="owner/half"), NOW)
+    forced = node_text(new_explanation(**closed, deadline=NOW - timedelta(seconds=3), terms_by="owner/half"), NOW)
     assert "remaining pods are being reclaimed, by owner/half" in forced
     assert forced.count("reclaimed") == 1
     assert "stays" not in forced
-    kind = node_text(an_explanation(**closed), NOW)
+    kind = node_text(new_explanation(**closed), NOW)
     assert "running pods may finish" in kind

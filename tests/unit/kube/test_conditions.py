@@ -19,7 +19,7 @@ claims = st.builds(
 )
 
 
-def an_object(*conditions: dict[str, Any]) -> dict[str, Any]:
+def new_object(*conditions: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"name": "x"}, "status": {"conditions": list(conditions)}}
 
 
@@ -119,9 +119,9 @@ def test_condition_is_found_by_type() -> None:
 
 @pytest.mark.parametrize(("status", "expected"), [(True, True), (False, False), (None, False)])
 def test_only_status_true_is_true(status: bool | None, expected: bool) -> None:
-    assert is_condition_true(an_object(new_condition("Ready", status, "Why")), "Ready") is expected
+    assert is_condition_true(new_object(new_condition("Ready", status, "Why")), "Ready") is expected
 
 
-@pytest.mark.parametrize("obj", [an_object(), {"metadata": {}}, {"status": None}, {"status": {"conditions": None}}])
+@pytest.mark.parametrize("obj", [new_object(), {"metadata": {}}, {"status": None}, {"status": {"conditions": None}}])
 def test_missing_condition_is_not_true(obj: dict[str, Any]) -> None:
     assert not is_condition_true(obj, "Ready")

@@ -38,12 +38,12 @@ objects = st.dictionaries(words, trees, max_size=3)
 paths = st.lists(words, min_size=1, max_size=4).map(tuple)
 
 
-def a_pod(name: str = "web", **metadata: Any) -> Object:
+def new_pod(name: str = "web", **metadata: Any) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", **metadata}}
 
 
 def test_accessors_read_metadata() -> None:
-    pod = a_pod(uid="u1", resourceVersion="7", labels={"a": "b"}, annotations={"c": "d"})
+    pod = new_pod(uid="u1", resourceVersion="7", labels={"a": "b"}, annotations={"c": "d"})
     assert (name_of(pod), namespace_of(pod), uid_of(pod), version_of(pod)) == ("web", "default", "u1", "7")
     assert (labels_of(pod), annotations_of(pod)) == ({"a": "b"}, {"c": "d"})
 
@@ -61,9 +61,9 @@ def test_uid_from_bits_equals_uuid_library(bits: int) -> None:
 
 
 def test_object_with_deletion_timestamp_is_deleting() -> None:
-    assert is_deleting(a_pod(deletionTimestamp="2024-01-01T00:00:00Z"))
-    assert not is_deleting(a_pod(deletionTimestamp=None))
-    assert not is_deleting(a_pod())
+    assert is_deleting(new_pod(deletionTimestamp="2024-01-01T00:00:00Z"))
+    assert not is_deleting(new_pod(deletionTimestamp=None))
+    assert not is_deleting(new_pod())
 
 
 @pytest.mark.parametrize(("namespace", "name", "key"), [("default", "web", "default/web"), (None, "n1", "n1")])
@@ -134,7 +134,7 @@ def test_without_field_removes_only_that_field(obj: Object, path: tuple[str, ...
 
 
 def test_object_reference_omits_unknown_fields() -> None:
-    assert object_reference(a_pod(uid="u1")) == {
+    assert object_reference(new_pod(uid="u1")) == {
         "apiVersion": "v1",
         "kind": "Pod",
         "namespace": "default",
@@ -144,7 +144,7 @@ def test_object_reference_omits_unknown_fields() -> None:
 
 
 def test_owner_reference_contains_uid() -> None:
-    owner = a_pod(uid="u1")
+    owner = new_pod(uid="u1")
     reference = {"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "u1"}
     assert owner_reference(owner) == {**reference, "controller": True, "blockOwnerDeletion": True}
     assert owner_reference(owner, controller=False, block_deletion=False) == reference
@@ -154,11 +154,11 @@ def test_owner_without_uid_is_rejected() -> None:
     with pytest.raises(
         ValueError, match=r"^metadata\.uid: default/web has none; only a created object can own another$"
     ):
-        owner_reference(a_pod())
+        owner_reference(new_pod())
 
 
 def test_owned_object_gets_name_and_namespace() -> None:
-    owner = a_pod(uid="u1")
+    owner = new_pod(uid="u1")
     assert owned_object(owner, DEPLOYMENTS, {"spec": {"replicas": 1}}) == {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -170,24 +170,24 @@ def test_owned_object_gets_name_and_namespace() -> None:
 
 def test_owned_object_may_have_no_namespace() -> None:
     of_the_cluster = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "u1"}}
-    assert "namespace" not in owned_object(a_pod(uid="u1"), NODES, {})["metadata"]
+    assert "namespace" not in owned_object(new_pod(uid="u1"), NODES, {})["metadata"]
     assert "namespace" not in owned_object(of_the_cluster, PODS, {})["metadata"]
 
 
 def test_controller_is_the_controlling_owner() -> None:
-    helper, controller = owner_reference(a_pod(uid="u1"), controller=False), owner_reference(a_pod(uid="u2"))
-    assert controller_of(a_pod(ownerReferences=[helper, controller])) is controller
-    assert controller_of(a_pod(ownerReferences=[helper])) is None
-    assert controller_of(a_pod(ownerReferences=None)) is None
+    helper, controller = owner_reference(new_pod(uid="u1"), controller=False), owner_reference(new_pod(uid="u2"))
+    assert controller_of(new_pod(ownerReferences=[helper, controller])) is controller
+    assert controller_of(new_pod(ownerReferences=[helper])) is None
+    assert controller_of(new_pod(ownerReferences=None)) is None
 
 
 def test_ownership_is_by_uid_not_name() -> None:
-    owner = a_pod(uid="u1")
-    child = a_pod("child", ownerReferences=[owner_reference(owner)])
+    owner = new_pod(uid="u1")
+    child = new_pod("child", ownerReferences=[owner_reference(owner)])
     assert is_owned_by(child, owner)
-    assert not is_owned_by(child, a_pod(uid="u2"))
-    assert not is_owned_by(child, a_pod())
-    assert not is_owned_by(a_pod("child", ownerReferences=[{"name": "web", "uid": ""}]), a_pod())
+    assert not is_owned_by(child, new_pod(uid="u2"))
+    assert not is_owned_by(child, new_pod())
+    assert not is_owned_by(new_pod("child", ownerReferences=[{"name": "web", "uid": ""}]), new_pod())
 
 
 def test_list_item_gets_type_meta() -> None:
@@ -206,7 +206,7 @@ def test_wrong_type_meta_is_replaced(wrong: Object) -> None:
 
 
 def test_correct_type_meta_returns_same_object() -> None:
-    pod = a_pod()
+    pod = new_pod()
     assert with_type_meta(PODS, pod) is pod
 
 

@@ -15,16 +15,16 @@ from tapestry.kube.pod_requests import compute_requests, effective_requests, occ
 from tapestry.kube.quantity import ResourceList, parse_quantity
 
 
-def a_container(name: str = "main", limits: Object | None = None, **requests: Any) -> Object:
+def new_container(name: str = "main", limits: Object | None = None, **requests: Any) -> Object:
     resources = {"requests": requests} if requests else {}
     return {"name": name, "resources": {**resources, "limits": limits} if limits else resources}
 
 
-def a_sidecar(name: str, **requests: Any) -> Object:
-    return {**a_container(name, **requests), "restartPolicy": "Always"}
+def new_sidecar(name: str, **requests: Any) -> Object:
+    return {**new_container(name, **requests), "restartPolicy": "Always"}
 
 
-def a_pod(*containers: Object, init: tuple[Object, ...] = (), status: Object | None = None, **spec: Any) -> Object:
+def new_pod(*containers: Object, init: tuple[Object, ...] = (), status: Object | None = None, **spec: Any) -> Object:
     metadata = {"name": "p", "namespace": "default", "creationTimestamp": "2026-03-02T08:00:00Z"}
     return {
         "metadata": metadata,
@@ -40,83 +40,83 @@ def amounts(**texts: Any) -> ResourceList:
 @pytest.mark.parametrize(
     ("pod", "expected"),
     [
-        pytest.param(a_pod(a_container()), amounts(), id="a pod without requests counts as a pod"),
+        pytest.param(new_pod(new_container()), amounts(), id="a pod without requests counts as a pod"),
         pytest.param(
-            a_pod(a_container("a", cpu="500m", memory="1Gi"), a_container("b", cpu="1")),
+            new_pod(new_container("a", cpu="500m", memory="1Gi"), new_container("b", cpu="1")),
             amounts(cpu="1500m", memory="1Gi"),
             id="containers run side by side",
         ),
         pytest.param(
-            a_pod(a_container(cpu="1"), init=(a_container("i", cpu="3"), a_container("j", cpu="2"))),
+            new_pod(new_container(cpu="1"), init=(new_container("i", cpu="3"), new_container("j", cpu="2"))),
             amounts(cpu=3),
             id="init containers run one after another, before the rest",
         ),
         pytest.param(
-            a_pod(a_container(cpu="1", memory="4Gi"), init=(a_container("i", cpu="2", memory="1Gi"),)),
+            new_pod(new_container(cpu="1", memory="4Gi"), init=(new_container("i", cpu="2", memory="1Gi"),)),
             amounts(cpu=2, memory="4Gi"),
             id="the maximum of the phases counts for each resource",
         ),
         pytest.param(
-            a_pod(a_container(cpu="1"), init=(a_sidecar("s", cpu="2"),)),
+            new_pod(new_container(cpu="1"), init=(new_sidecar("s", cpu="2"),)),
             amounts(cpu=3),
             id="a sidecar runs beside the containers",
         ),
         pytest.param(
-            a_pod(a_container(cpu="1"), init=(a_sidecar("s", cpu="2"), a_container("i", cpu="3"))),
+            new_pod(new_container(cpu="1"), init=(new_sidecar("s", cpu="2"), new_container("i", cpu="3"))),
             amounts(cpu=5),
             id="a sidecar before an init container runs beside it",
         ),
         pytest.param(
-            a_pod(a_container(cpu="1"), init=(a_container("i", cpu="3"), a_sidecar("s", cpu="2"))),
+            new_pod(new_container(cpu="1"), init=(new_container("i", cpu="3"), new_sidecar("s", cpu="2"))),
             amounts(cpu=3),
             id="a sidecar after an init container does not run beside it",
         ),
         pytest.param(
-            a_pod(
-                a_container(cpu="1"),
-                init=(a_sidecar("s", cpu="1"), a_container("i", cpu="5"), a_sidecar("t", cpu="2")),
+            new_pod(
+                new_container(cpu="1"),
+                init=(new_sidecar("s", cpu="1"), new_container("i", cpu="5"), new_sidecar("t", cpu="2")),
             ),
             amounts(cpu=6),
             id="each init container runs beside earlier sidecars",
         ),
         pytest.param(
-            a_pod(a_container(cpu="1"), overhead={"cpu": "250m", "memory": "100Mi"}),
+            new_pod(new_container(cpu="1"), overhead={"cpu": "250m", "memory": "100Mi"}),
             amounts(cpu="1250m", memory="100Mi"),
             id="overhead is added",
         ),
         pytest.param(
-            a_pod(a_container(cpu="1"), init=(a_container("i", cpu="2"),), overhead={"cpu": "1"}),
+            new_pod(new_container(cpu="1"), init=(new_container("i", cpu="2"),), overhead={"cpu": "1"}),
             amounts(cpu=3),
             id="overhead is added to the larger phase",
         ),
         pytest.param(
-            a_pod(a_container(limits={"cpu": "2"})), amounts(cpu=2), id="a limit without a request is a request"
+            new_pod(new_container(limits={"cpu": "2"})), amounts(cpu=2), id="a limit without a request is a request"
         ),
         pytest.param(
-            a_pod(a_container(limits={"cpu": "2", "memory": "1Gi"}, cpu="1")),
+            new_pod(new_container(limits={"cpu": "2", "memory": "1Gi"}, cpu="1")),
             amounts(cpu=1, memory="1Gi"),
             id="a limit with a request is ignored",
         ),
         pytest.param(
-            a_pod(a_container(limits={"cpu": "2"}, cpu="0")), amounts(cpu=0), id="a request of zero is a request"
+            new_pod(new_container(limits={"cpu": "2"}, cpu="0")), amounts(cpu=0), id="a request of zero is a request"
         ),
         pytest.param(
-            a_pod(a_container(limits={"nvidia.com/gpu": 2})),
+            new_pod(new_container(limits={"nvidia.com/gpu": 2})),
             amounts(**{"nvidia.com/gpu": 2}),
             id="extended resources count",
         ),
         pytest.param(
-            a_pod(a_container(cpu="1", memory="1Gi"), resources={"requests": {"cpu": "4"}}),
+            new_pod(new_container(cpu="1", memory="1Gi"), resources={"requests": {"cpu": "4"}}),
             amounts(cpu=4, memory="1Gi"),
             id="pod-level requests replace the sum",
         ),
         pytest.param(
-            a_pod(a_container(cpu="3"), resources={"requests": {"cpu": "2"}}, overhead={"cpu": "1"}),
+            new_pod(new_container(cpu="3"), resources={"requests": {"cpu": "2"}}, overhead={"cpu": "1"}),
             amounts(cpu=3),
             id="overhead is added to pod-level requests",
         ),
         pytest.param(
-            a_pod(a_container(cpu="1"), resources={"limits": {"cpu": "4", "memory": "1Gi"}}),
+            new_pod(new_container(cpu="1"), resources={"limits": {"cpu": "4", "memory": "1Gi"}}),
             amounts(cpu=1, memory="1Gi"),
             id="a pod-level limit counts without container requests",
         ),
@@ -126,7 +126,7 @@ def test_pod_requests_match_the_scheduler(pod: Object, expected: ResourceList) -
     assert effective_requests(pod) == expected
 
 
-def a_container_status(name: str, allocated: str | None = None, **requests: str) -> Object:
+def new_container_status(name: str, allocated: str | None = None, **requests: str) -> Object:
     container_status: Object = {"name": name, "resources": {"requests": requests}}
     return {**container_status, "allocatedResources": {"cpu": allocated}} if allocated else container_status
 
@@ -134,33 +134,35 @@ def a_container_status(name: str, allocated: str | None = None, **requests: str)
 @pytest.mark.parametrize(
     ("desired", "container_status", "expected"),
     [
-        ("1", a_container_status("main", cpu="4"), "4"),  # not shrunk yet
-        ("4", a_container_status("main", cpu="1"), "4"),  # not grown yet
-        ("1", a_container_status("main", allocated="3", cpu="2"), "3"),
-        ("1", a_container_status("another", cpu="4"), "1"),
+        ("1", new_container_status("main", cpu="4"), "4"),  # not shrunk yet
+        ("4", new_container_status("main", cpu="1"), "4"),  # not grown yet
+        ("1", new_container_status("main", allocated="3", cpu="2"), "3"),
+        ("1", new_container_status("another", cpu="4"), "1"),
         ("1", {"name": "main"}, "1"),
     ],
 )
 def test_resized_container_counts_larger_amount(desired: str, container_status: Object, expected: str) -> None:
-    running = a_pod(a_container(cpu=desired), status={"containerStatuses": [container_status]})
+    running = new_pod(new_container(cpu=desired), status={"containerStatuses": [container_status]})
     assert effective_requests(running) == amounts(cpu=expected)
-    sidecar_pod = a_pod(
-        init=({**a_sidecar("main", cpu=desired)},), status={"initContainerStatuses": [container_status]}
+    sidecar_pod = new_pod(
+        init=({**new_sidecar("main", cpu=desired)},), status={"initContainerStatuses": [container_status]}
     )
     assert effective_requests(sidecar_pod) == amounts(cpu=expected)
 
 
 def test_init_container_is_never_resized() -> None:
-    pod = a_pod(init=(a_container("i", cpu="1"),), status={"initContainerStatuses": [a_container_status("i", cpu="4")]})
+    pod = new_pod(
+        init=(new_container("i", cpu="1"),), status={"initContainerStatuses": [new_container_status("i", cpu="4")]}
+    )
     assert effective_requests(pod) == amounts(cpu=1)
 
 
 def test_infeasible_resize_is_not_counted() -> None:
     infeasible = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
     deferred = {**infeasible, "reason": "Deferred"}
-    statuses = [a_container_status("main", cpu="1")]
+    statuses = [new_container_status("main", cpu="1")]
     for reason, expected in ((infeasible, "1"), (deferred, "64")):
-        pod = a_pod(a_container(cpu="64"), status={"containerStatuses": statuses, "conditions": [reason]})
+        pod = new_pod(new_container(cpu="64"), status={"containerStatuses": statuses, "conditions": [reason]})
         assert effective_requests(pod) == amounts(cpu=expected)
 
 
@@ -173,10 +175,10 @@ def test_requests_are_the_maximum_over_phases(init: list[tuple[bool, int]], main
     """Compute the expected value from the containers that run at each step of the pod's life."""
     phases = [sum(cpu for is_sidecar, cpu in init[:index] if is_sidecar) + init[index][1] for index in range(len(init))]
     phases.append(sum(cpu for is_sidecar, cpu in init if is_sidecar) + sum(main))
-    pod = a_pod(
-        *(a_container(f"c{index}", cpu=cpu) for index, cpu in enumerate(main)),
+    pod = new_pod(
+        *(new_container(f"c{index}", cpu=cpu) for index, cpu in enumerate(main)),
         init=tuple(
-            (a_sidecar if is_sidecar else a_container)(f"i{index}", cpu=cpu)
+            (new_sidecar if is_sidecar else new_container)(f"i{index}", cpu=cpu)
             for index, (is_sidecar, cpu) in enumerate(init)
         ),
         overhead={"cpu": overhead},
@@ -189,21 +191,21 @@ def test_requests_are_the_maximum_over_phases(init: list[tuple[bool, int]], main
     [("Pending", True), ("Running", True), ("Unknown", True), (None, True), ("Succeeded", False), ("Failed", False)],
 )
 def test_pod_occupies_node_until_terminated(phase: str | None, expected: bool) -> None:
-    assert occupies_node(a_pod(a_container(), status={"phase": phase})) is expected
+    assert occupies_node(new_pod(new_container(), status={"phase": phase})) is expected
 
 
 def test_deleting_pod_still_occupies_its_node() -> None:
-    pod = a_pod(a_container())
+    pod = new_pod(new_container())
     assert occupies_node({**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-03-02T09:00:00Z"}})
     assert not occupies_node({**pod, "spec": {**pod["spec"], "nodeName": ""}})
     assert not occupies_node({**pod, "spec": {"containers": []}})
 
 
 def test_allocation_starts_when_scheduled_or_created() -> None:
-    created = a_pod(a_container(cpu="1"))
+    created = new_pod(new_container(cpu="1"))
     assert pod_allocation(created).since == datetime(2026, 3, 2, 8, tzinfo=UTC)
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-03-02T09:30:00Z"}
-    bound = a_pod(a_container(cpu="1"), status={"conditions": [scheduled]})
+    bound = new_pod(new_container(cpu="1"), status={"conditions": [scheduled]})
     assert pod_allocation(bound).since == datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
     assert pod_allocation(bound).amounts == amounts(cpu=1)
 

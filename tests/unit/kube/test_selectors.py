@@ -37,11 +37,11 @@ requirements = st.one_of(
 )
 
 
-def an_expression(key: Any, operator: Any, *values: Any) -> dict[str, Any]:
+def new_expression(key: Any, operator: Any, *values: Any) -> dict[str, Any]:
     return {"key": key, "operator": operator, "values": list(values)}
 
 
-def a_node(name: str = "n1", **labels: str) -> dict[str, Any]:
+def new_node(name: str = "n1", **labels: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": labels}}
 
 
@@ -194,8 +194,8 @@ def test_match_labels_and_expressions_are_combined() -> None:
         {
             "matchLabels": {"app": "web"},
             "matchExpressions": [
-                an_expression("tier", "In", "b", "a"),
-                an_expression("env", "NotIn", "dev"),
+                new_expression("tier", "In", "b", "a"),
+                new_expression("env", "NotIn", "dev"),
                 {"key": "x", "operator": "Exists"},
                 {"key": "y", "operator": "DoesNotExist", "values": None},
             ],
@@ -207,7 +207,7 @@ def test_match_labels_and_expressions_are_combined() -> None:
 
 
 def test_object_and_query_forms_are_equal() -> None:
-    spec = {"matchLabels": {"b": "1"}, "matchExpressions": [an_expression("a", "NotIn", "y", "x")]}
+    spec = {"matchLabels": {"b": "1"}, "matchExpressions": [new_expression("a", "NotIn", "y", "x")]}
     assert label_selector(spec) == parse_label_selector("b=1,a notin (x,y)")
     assert hash(label_selector(spec)) == hash(parse_label_selector("b=1,a notin (x,y)"))
 
@@ -233,35 +233,35 @@ def test_object_and_query_forms_are_equal() -> None:
             r"matchExpressions\[0\]\.operator: None is none of In, NotIn, Exists, Does",
         ),
         (
-            {"matchExpressions": [an_expression("a", "Gt", "1")]},
+            {"matchExpressions": [new_expression("a", "Gt", "1")]},
             r"matchExpressions\[0\]\.operator: 'Gt' is none of In, ",
         ),
         (
-            {"matchExpressions": [an_expression("a", "in", "1")]},
+            {"matchExpressions": [new_expression("a", "in", "1")]},
             r"matchExpressions\[0\]\.operator: 'in' is none of In, ",
         ),
         (
-            {"matchExpressions": [an_expression("a", ["In"], "1")]},
+            {"matchExpressions": [new_expression("a", ["In"], "1")]},
             r"matchExpressions\[0\]\.operator: \['In'\] is none of",
         ),
         (
-            {"matchExpressions": [an_expression("a", "In")]},
+            {"matchExpressions": [new_expression("a", "In")]},
             r"matchExpressions\[0\]\.values: no values; In needs at",
         ),
-        ({"matchExpressions": [an_expression("a", "NotIn")]}, r"matchExpressions\[0\]\.values: no values; NotIn"),
-        ({"matchExpressions": [an_expression("a", "Exists", "b")]}, r"\[0\]\.values: there are 1; Exists takes none"),
-        ({"matchExpressions": [an_expression("a", "DoesNotExist", "b")]}, r"\[0\]\.values: there are 1; DoesNotExist"),
-        ({"matchExpressions": [an_expression("-a", "Exists")]}, r"matchExpressions\[0\]\.key: '-a' is not allowed"),
+        ({"matchExpressions": [new_expression("a", "NotIn")]}, r"matchExpressions\[0\]\.values: no values; NotIn"),
+        ({"matchExpressions": [new_expression("a", "Exists", "b")]}, r"\[0\]\.values: there are 1; Exists takes none"),
+        ({"matchExpressions": [new_expression("a", "DoesNotExist", "b")]}, r"\[0\]\.values: there are 1; DoesNotExist"),
+        ({"matchExpressions": [new_expression("-a", "Exists")]}, r"matchExpressions\[0\]\.key: '-a' is not allowed"),
         (
-            {"matchExpressions": [an_expression("a", "In", "b", "-")]},
+            {"matchExpressions": [new_expression("a", "In", "b", "-")]},
             r"matchExpressions\[0\]\.values\[1\]: '-' is not al",
         ),
         (
-            {"matchExpressions": [an_expression("a", "In", "b", 1)]},
+            {"matchExpressions": [new_expression("a", "In", "b", 1)]},
             r"matchExpressions\[0\]\.values\[1\]: 1 is not a string",
         ),
         (
-            {"matchExpressions": [an_expression("a", "Exists"), {"key": "a", "operator": "In", "values": "b"}]},
+            {"matchExpressions": [new_expression("a", "Exists"), {"key": "a", "operator": "In", "values": "b"}]},
             r"^spec\.selector\.matchExpressions\[1\]\.values: 'b' is not a list",
         ),
     ],
@@ -273,7 +273,7 @@ def test_label_selector_error_names_path(spec: Any, message: str) -> None:
 
 def test_error_path_starts_at_the_selector() -> None:
     with pytest.raises(SelectorError, match=r"^matchExpressions\[0\]\.values: "):
-        label_selector({"matchExpressions": [an_expression("a", "In")]})
+        label_selector({"matchExpressions": [new_expression("a", "In")]})
 
 
 # -- field selectors
@@ -337,32 +337,32 @@ def test_printed_field_selector_round_trips(field_terms: list[FieldTerm]) -> Non
         ({"nodeSelectorTerms": None}, False),
         (terms({}), False),
         (terms({"matchExpressions": [], "matchFields": None}), False),
-        (terms({}, {"matchExpressions": [an_expression("zone", "Exists")]}), True),
-        (terms({"matchExpressions": [an_expression("zone", "In", "a", "b")]}), True),
-        (terms({"matchExpressions": [an_expression("zone", "In", "b")]}), False),
-        (terms({"matchExpressions": [an_expression("zone", "NotIn", "b")]}), True),
-        (terms({"matchExpressions": [an_expression("gpu", "DoesNotExist")]}), True),
-        (terms({"matchExpressions": [an_expression("cores", "Gt", "8")]}), True),
-        (terms({"matchExpressions": [an_expression("cores", "Gt", "16")]}), False),
-        (terms({"matchExpressions": [an_expression("cores", "Lt", "17")]}), True),
-        (terms({"matchExpressions": [an_expression("zone", "Lt", "17")]}), False),
-        (terms({"matchExpressions": [an_expression("zone", "Exists"), an_expression("gpu", "Exists")]}), False),
+        (terms({}, {"matchExpressions": [new_expression("zone", "Exists")]}), True),
+        (terms({"matchExpressions": [new_expression("zone", "In", "a", "b")]}), True),
+        (terms({"matchExpressions": [new_expression("zone", "In", "b")]}), False),
+        (terms({"matchExpressions": [new_expression("zone", "NotIn", "b")]}), True),
+        (terms({"matchExpressions": [new_expression("gpu", "DoesNotExist")]}), True),
+        (terms({"matchExpressions": [new_expression("cores", "Gt", "8")]}), True),
+        (terms({"matchExpressions": [new_expression("cores", "Gt", "16")]}), False),
+        (terms({"matchExpressions": [new_expression("cores", "Lt", "17")]}), True),
+        (terms({"matchExpressions": [new_expression("zone", "Lt", "17")]}), False),
+        (terms({"matchExpressions": [new_expression("zone", "Exists"), new_expression("gpu", "Exists")]}), False),
         (
             terms(
-                {"matchExpressions": [an_expression("gpu", "Exists")]},
-                {"matchExpressions": [an_expression("zone", "Exists")]},
+                {"matchExpressions": [new_expression("gpu", "Exists")]},
+                {"matchExpressions": [new_expression("zone", "Exists")]},
             ),
             True,
         ),
-        (terms({"matchFields": [an_expression("metadata.name", "In", "n1")]}), True),
-        (terms({"matchFields": [an_expression("metadata.name", "In", "n2")]}), False),
-        (terms({"matchFields": [an_expression("metadata.name", "NotIn", "n1")]}), False),
-        (terms({"matchFields": [an_expression("metadata.name", "NotIn", "n2")]}), True),
+        (terms({"matchFields": [new_expression("metadata.name", "In", "n1")]}), True),
+        (terms({"matchFields": [new_expression("metadata.name", "In", "n2")]}), False),
+        (terms({"matchFields": [new_expression("metadata.name", "NotIn", "n1")]}), False),
+        (terms({"matchFields": [new_expression("metadata.name", "NotIn", "n2")]}), True),
         (
             terms(
                 {
-                    "matchExpressions": [an_expression("zone", "Exists")],
-                    "matchFields": [an_expression("metadata.name", "In", "n2")],
+                    "matchExpressions": [new_expression("zone", "Exists")],
+                    "matchFields": [new_expression("metadata.name", "In", "n2")],
                 }
             ),
             False,
@@ -370,11 +370,11 @@ def test_printed_field_selector_round_trips(field_terms: list[FieldTerm]) -> Non
     ],
 )
 def test_node_selector_matches_as_in_kubernetes(spec: dict[str, Any] | None, matches: bool) -> None:
-    assert node_selector(spec).matches(a_node("n1", zone="a", cores="16")) is matches
+    assert node_selector(spec).matches(new_node("n1", zone="a", cores="16")) is matches
 
 
 def test_node_without_labels_can_match() -> None:
-    assert node_selector(terms({"matchExpressions": [an_expression("a", "NotIn", "b")]})).matches(
+    assert node_selector(terms({"matchExpressions": [new_expression("a", "NotIn", "b")]})).matches(
         {"metadata": {"name": "n1"}}
     )
 
@@ -392,28 +392,31 @@ def test_node_without_labels_can_match() -> None:
             r"nodeSelectorTerms\[0\]\.matchLabels: unknown field; the known fields are matchExpress",
         ),
         (
-            terms({}, {"matchExpressions": [an_expression("a", "Is", "b")]}),
+            terms({}, {"matchExpressions": [new_expression("a", "Is", "b")]}),
             r"Terms\[1\]\.matchExpressions\[0\]\.operator: 'Is'",
         ),
         (
-            terms({"matchExpressions": [an_expression("a", "Gt", "b")]}),
+            terms({"matchExpressions": [new_expression("a", "Gt", "b")]}),
             r"values: \['b'\] is not one integer, which Gt needs",
         ),
-        (terms({"matchExpressions": [an_expression("a", "Lt")]}), r"values: \[\] is not one integer, which Lt needs"),
-        (terms({"matchExpressions": [an_expression("a", "Lt", "1", "2")]}), r"values: \['1', '2'\] is not one integer"),
+        (terms({"matchExpressions": [new_expression("a", "Lt")]}), r"values: \[\] is not one integer, which Lt needs"),
         (
-            terms({"matchFields": [an_expression("spec.x", "In", "a")]}),
+            terms({"matchExpressions": [new_expression("a", "Lt", "1", "2")]}),
+            r"values: \['1', '2'\] is not one integer",
+        ),
+        (
+            terms({"matchFields": [new_expression("spec.x", "In", "a")]}),
             r"matchFields\[0\]\.key: 'spec\.x' is not a field that",
         ),
         (
-            terms({"matchFields": [an_expression("metadata.name", "Exists")]}),
+            terms({"matchFields": [new_expression("metadata.name", "Exists")]}),
             r"matchFields\[0\]\.operator: 'Exists' is none of",
         ),
         (
-            terms({"matchFields": [an_expression("metadata.name", "In", "a", "b")]}),
+            terms({"matchFields": [new_expression("metadata.name", "In", "a", "b")]}),
             r"\.values: there are 2; a field takes one",
         ),
-        (terms({"matchFields": [an_expression("metadata.name", "In")]}), r"\.values: there are 0; a field takes one"),
+        (terms({"matchFields": [new_expression("metadata.name", "In")]}), r"\.values: there are 0; a field takes one"),
     ],
 )
 def test_node_selector_error_names_path(spec: dict[str, Any], message: str) -> None:

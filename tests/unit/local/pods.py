@@ -7,7 +7,7 @@ from tapestry.kube.objects import Object
 UID = "11111111-2222-3333-4444-555555555555"
 
 
-def a_pod(name: str = "web", annotations: dict[str, str] | None = None, **spec: Any) -> Object:
+def new_pod(name: str = "web", annotations: dict[str, str] | None = None, **spec: Any) -> Object:
     """Return a pod on the node `n`, as a server returns it."""
     metadata = {"name": name, "namespace": "default", "uid": UID, "annotations": annotations or {}, "generation": 1}
     containers = [{"name": "c", "image": "nginx"}]

@@ -34,7 +34,7 @@ from tapestry.manager.installation import installation_objects
 from tapestry.manager.manifests import syncer_manifests
 from tapestry.manager.syncers import load_templates, packaged_templates, scopes, template_values
 
-from .pods import a_pod
+from .pods import new_pod
 
 RUNS = "container c: runs tapestry {}; only tapestry manager and tapestry syncer are allowed"
 SECRET = {"name": "s", "namespace": "tapestry-system"}
@@ -48,7 +48,7 @@ HOME = ContainerFolder(Path("/pods/c"), {"/etc/app": Path("/pods/volumes/app")},
 
 def our_pod(namespace: str = "tapestry-system", **container: Any) -> Object:
     """Return a pod that runs our own program."""
-    pod = a_pod(containers=[{"name": "c", "image": "i", "command": ["tapestry", "syncer"], **container}])
+    pod = new_pod(containers=[{"name": "c", "image": "i", "command": ["tapestry", "syncer"], **container}])
     return {**pod, "metadata": {**pod["metadata"], "namespace": namespace}}
 
 
@@ -465,7 +465,7 @@ def test_dollar_can_be_escaped() -> None:
 
 
 def test_pod_fields_are_texts() -> None:
-    pod = a_pod()
+    pod = new_pod()
     pod["metadata"] |= {"labels": {"a/b": "x", "c": "y"}}
     assert field_value(pod, "metadata.labels['a/b']") == "x"
     assert field_value(pod, "metadata.labels") == 'a/b="x"\nc="y"'
@@ -486,7 +486,7 @@ def test_pod_fields_are_texts() -> None:
 )
 def test_amounts_are_in_units_of_divisor(resource: str, divisor: str, text: str) -> None:
     container = {"resources": {"limits": {"memory": "64Mi"}, "requests": {"cpu": "250m"}}}
-    assert resource_value(a_pod(), container, {"resource": resource, "divisor": divisor}) == text
+    assert resource_value(new_pod(), container, {"resource": resource, "divisor": divisor}) == text
 
 
 # -- volumes

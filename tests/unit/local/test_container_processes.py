@@ -20,8 +20,8 @@ from tapestry.local.isolation import isolation_failure, machine_isolation
 from tapestry.local.pod_sandbox import Endpoint, PodNetwork, pod_sandbox
 from tapestry.local.runtime import ContainerProcess, StreamRejected
 
-from .test_process_kubelet import FOR_EVER, a_pod, container_of, is_over, is_ready, phase
-from .worlds import World, a_cluster
+from .test_process_kubelet import FOR_EVER, container_of, is_over, is_ready, new_pod, phase
+from .worlds import World, new_cluster
 
 MEBIBYTE = 1 << 20
 
@@ -43,14 +43,14 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     isolated = request.param == "isolated"
     if isolated:
         await require_namespaces(tmp_path)
-    async with a_cluster(tmp_path, run_pods=True, isolated=isolated) as world:
+    async with new_cluster(tmp_path, run_pods=True, isolated=isolated) as world:
         yield world
 
 
 @pytest.fixture
 async def isolated_world(tmp_path: Path) -> AsyncIterator[World]:
     await require_namespaces(tmp_path)
-    async with a_cluster(tmp_path, isolated=True) as world:
+    async with new_cluster(tmp_path, isolated=True) as world:
         yield world
 
 
@@ -96,7 +96,7 @@ async def read_until(process: ContainerProcess, text: bytes) -> bytes:
 async def test_exec_has_environment_volumes_and_exit_code_of_container(world: World) -> None:
     volumes = [{"name": "e", "emptyDir": {}}]
     container = {"env": [{"name": "A", "value": "b"}], "volumeMounts": [{"name": "e", "mountPath": "/mnt/e"}]}
-    pod = await started(world, a_pod(f"echo kept > /mnt/e/x; {FOR_EVER}", volumes=volumes, container=container))
+    pod = await started(world, new_pod(f"echo kept > /mnt/e/x; {FOR_EVER}", volumes=volumes, container=container))
     code, output, errors = await shell(world, pod, "cat /mnt/e/x; echo $A; pwd; echo problem >&2; exit 7")
     assert (code, output.split()[:2], errors) == (7, [b"kept", b"b"], b"problem\n")
     assert (await shell(world, pod, "kill -9 $$"))[0] == 137
@@ -107,7 +107,7 @@ async def test_exec_has_environment_volumes_and_exit_code_of_container(world: Wo
 
 
 async def test_exec_passes_input_unchanged_and_waits_for_slow_reader(world: World) -> None:
-    pod = await started(world, a_pod(FOR_EVER))
+    pod = await started(world, new_pod(FOR_EVER))
     process = await world.runtime.exec(pod, "c", ["cat"], stdin=True, terminal=False)
     sent = os.urandom(8 * MEBIBYTE)
 
@@ -124,7 +124,7 @@ async def test_exec_passes_input_unchanged_and_waits_for_slow_reader(world: Worl
 
 
 async def test_exec_terminal_has_the_requested_size(world: World) -> None:
-    pod = await started(world, a_pod(FOR_EVER))
+    pod = await started(world, new_pod(FOR_EVER))
     script = 'trap "stty size" WINCH; tty; test -t 0 && echo terminal; while :; do sleep 0.05; done'
     process = await world.runtime.exec(pod, "c", ["sh", "-c", script], stdin=True, terminal=True)
     assert (await read_until(process, b"terminal\r\n")).startswith(b"/dev/pts/")
@@ -136,7 +136,7 @@ async def test_exec_terminal_has_the_requested_size(world: World) -> None:
 
 
 async def test_closed_exec_and_deleted_pod_leave_no_process(world: World) -> None:
-    pod = await started(world, a_pod(FOR_EVER))
+    pod = await started(world, new_pod(FOR_EVER))
     marker = f"sleep 98{os.getpid()}"
     processes = [
         await world.runtime.exec(pod, "c", marker.split(), stdin=False, terminal=terminal) for terminal in (False, True)
@@ -173,7 +173,7 @@ def running_commands(text: str) -> int:
 
 async def test_attached_clients_share_output_and_input(world: World) -> None:
     container = {"stdin": True, "stdinOnce": True}
-    pod = await started(world, a_pod("while read line; do echo got $line; done; echo end", container=container))
+    pod = await started(world, new_pod("while read line; do echo got $line; done; echo end", container=container))
     first, second = [await world.runtime.attach(pod, "c", stdin=stdin, terminal=False) for stdin in (True, False)]
     await first.write_stdin(b"one\n")
     for each in (first, second):
@@ -187,7 +187,7 @@ async def test_attached_clients_share_output_and_input(world: World) -> None:
 
 async def test_container_with_terminal_is_attached_like_one(world: World) -> None:
     shell = {"stdin": True, "tty": True}
-    pod = await started(world, a_pod("exec sh -i", container=shell, terminationGracePeriodSeconds=1))
+    pod = await started(world, new_pod("exec sh -i", container=shell, terminationGracePeriodSeconds=1))
     client = await world.runtime.attach(pod, "c", stdin=True, terminal=True)
     client.resize(80, 25)
     await client.write_stdin(b"stty size; echo st''op\n")
@@ -208,7 +208,7 @@ SERVER = (
 async def test_connection_reaches_loopback_of_the_pod(isolated_world: World) -> None:
     world, pods = isolated_world, []
     for name in ("p", "q"):  # both use the same port
-        pod = a_pod("", name, container={"command": [str(python()), "-c", SERVER]})
+        pod = new_pod("", name, container={"command": [str(python()), "-c", SERVER]})
         pods.append(await started(world, pod))
         assert await world.first_line(name) == "up\n"
     for pod in pods:
@@ -225,8 +225,8 @@ def python() -> Path:
 
 
 async def test_plain_pod_serves_declared_ports_only(tmp_path: Path) -> None:
-    async with a_cluster(tmp_path, run_pods=True) as world:
-        pod = await started(world, a_pod(FOR_EVER))
+    async with new_cluster(tmp_path, run_pods=True) as world:
+        pod = await started(world, new_pod(FOR_EVER))
         with pytest.raises(StreamRejected, match="does not declare the port 22"):
             await world.runtime.dial(pod, 22)
 
@@ -247,7 +247,7 @@ try:
 except OSError as error:
     print(type(error).__name__)
 """
-    pod = a_pod("", restartPolicy="Never", container={"command": [str(python()), "-c", script.replace("$", "$$")]})
+    pod = new_pod("", restartPolicy="Never", container={"command": [str(python()), "-c", script.replace("$", "$$")]})
     async with server:
         await isolated_world.client.create(PODS, pod)
         ended = await isolated_world.wait_for_pod("p", is_over)
@@ -261,7 +261,7 @@ async def test_declared_port_and_probes_reach_an_isolated_pod(isolated_world: Wo
     liveness = {"tcpSocket": {"port": 8097}, "periodSeconds": 1, "failureThreshold": 30}
     ports = [{"containerPort": 8097}]
     container = {"command": command, "ports": ports, "readinessProbe": probe, "livenessProbe": liveness}
-    pod = await started(isolated_world, a_pod("", container=container))
+    pod = await started(isolated_world, new_pod("", container=container))
     reader, writer = await asyncio.open_connection(pod["status"]["podIP"], 8097)
     writer.write(b"GET / HTTP/1.0\r\n\r\n")
     assert b"200 OK" in await asyncio.wait_for(reader.read(), 30)
@@ -308,7 +308,7 @@ def test_relay_survives_reset_connections_on_uvloop(tmp_path: Path) -> None:
 
 
 async def test_isolated_container_cannot_change_the_machine(isolated_world: World) -> None:
-    pod = await started(isolated_world, a_pod(FOR_EVER))
+    pod = await started(isolated_world, new_pod(FOR_EVER))
     script = f"""
 for file in /etc/x /usr/x /x {isolated_world.folder}/x /proc/sys/kernel/core_pattern; do
     (echo > $file) 2>/dev/null && echo wrote $file
@@ -330,7 +330,7 @@ ls /proc | grep -c '^[0-9]'
 async def test_pid_namespace_ends_with_container(isolated_world: World) -> None:
     marker = f"sleep 97{os.getpid()}"
     script = f"setsid {marker} & trap 'exit 0' TERM; until grep -l ^sleep /proc/*/comm; do :; done; {FOR_EVER}"
-    pod = await started(isolated_world, a_pod(script))
+    pod = await started(isolated_world, new_pod(script))
     await isolated_world.first_line("p")
     assert running_commands(marker) == 1
     await isolated_world.client.delete(PODS, pod, grace_seconds=5)
@@ -380,7 +380,7 @@ async def test_sub_path_cannot_leave_its_volume(isolated_world: World) -> None:
     inner = [{"name": "e", "mountPath": "/inner", "subPath": "link"}]
     init = {"name": "i", "image": "i", "command": ["ln", "-s", "/etc", "/e/link"], "volumeMounts": mounts}
     volumes = [{"name": "e", "emptyDir": {}}]
-    pod = a_pod("ls /inner", initContainers=[init], volumes=volumes, container={"volumeMounts": inner})
+    pod = new_pod("ls /inner", initContainers=[init], volumes=volumes, container={"volumeMounts": inner})
     await isolated_world.client.create(PODS, {**pod, "spec": {**pod["spec"], "restartPolicy": "Never"}})
     ended = await isolated_world.wait_for_pod("p", is_over)
     assert "link is a symbolic link" in container_of(ended)["state"]["terminated"]["message"]
@@ -389,7 +389,7 @@ async def test_sub_path_cannot_leave_its_volume(isolated_world: World) -> None:
 async def test_limits_are_enforced(isolated_world: World) -> None:
     script = "data = bytearray(300 << 20)"
     limits = {"resources": {"limits": {"memory": "128Mi"}}}
-    pod = a_pod("", restartPolicy="Never", container={"command": [str(python()), "-c", script], **limits})
+    pod = new_pod("", restartPolicy="Never", container={"command": [str(python()), "-c", script], **limits})
     await isolated_world.client.create(PODS, pod)
     ended = await isolated_world.wait_for_pod("p", is_over)
     assert phase(ended) == "Failed"
@@ -399,7 +399,7 @@ async def test_limits_are_enforced(isolated_world: World) -> None:
 @pytest.mark.long
 async def test_number_of_processes_is_limited(isolated_world: World) -> None:
     script = "import os, time\nfor _ in range(3000):\n    os.fork() or time.sleep(60)"
-    pod = a_pod("", restartPolicy="Never", container={"command": [str(python()), "-c", script]})
+    pod = new_pod("", restartPolicy="Never", container={"command": [str(python()), "-c", script]})
     await isolated_world.client.create(PODS, pod)
     ended = await isolated_world.wait_for_pod("p", is_over)
     assert phase(ended) == "Failed"
@@ -410,7 +410,7 @@ async def test_mount_over_a_folder_of_the_machine_is_private(isolated_world: Wor
     mounts = [{"name": "e", "mountPath": path} for path in ("/etc", "/usr/share/new/folder")]
     script = "echo own > /etc/hosts; cat /usr/share/new/folder/hosts; test -d /usr/share/doc && echo doc"
     before = machine_files()
-    pod = a_pod(script, volumes=[{"name": "e", "emptyDir": {}}], container={"volumeMounts": mounts})
+    pod = new_pod(script, volumes=[{"name": "e", "emptyDir": {}}], container={"volumeMounts": mounts})
     await isolated_world.client.create(PODS, {**pod, "spec": {**pod["spec"], "restartPolicy": "Never"}})
     await isolated_world.wait_for_pod("p", is_over)
     assert await isolated_world.log("p") == "own\ndoc\n"
@@ -425,7 +425,7 @@ async def test_usage_is_that_of_the_command_and_its_descendants(world: World) ->
     inner = "x = b'x' * (100 << 20); print(1, flush=True); input()"
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
     container = {"command": [str(python()), "-c", script], "stdin": True}
-    await started(world, a_pod("", container=container))
+    await started(world, new_pod("", container=container))
     await world.first_line("p")
     (usage,) = world.runtime.usage(await world.client.get(NODES, "n"))
     assert 100 << 20 < usage.total().memory < 140 << 20
@@ -436,7 +436,7 @@ async def test_usage_is_that_of_the_command_and_its_descendants(world: World) ->
 
 
 async def test_ephemeral_container_runs_beside_its_target(world: World) -> None:
-    pod = await started(world, a_pod(FOR_EVER))
+    pod = await started(world, new_pod(FOR_EVER))
     debugger = {"name": "debug", "image": "busybox", "stdin": True, "tty": True, "targetContainerName": "c"}
     body = {"spec": {"ephemeralContainers": [debugger]}}
     await world.client.patch(PODS, pod, body, subresource="ephemeralcontainers")
@@ -451,7 +451,7 @@ async def test_ephemeral_container_runs_beside_its_target(world: World) -> None:
 
 
 async def test_rejected_ephemeral_container_waits_with_reason(isolated_world: World) -> None:
-    pod = await started(isolated_world, a_pod(FOR_EVER))
+    pod = await started(isolated_world, new_pod(FOR_EVER))
     debugger = {"name": "debug", "image": "busybox", "securityContext": {"privileged": True}}
     body = {"spec": {"ephemeralContainers": [debugger]}}
     await isolated_world.client.patch(PODS, pod, body, subresource="ephemeralcontainers")

@@ -15,7 +15,7 @@ from .worlds import World
 REQUESTS = {"requests": {"cpu": "500m", "memory": "64Mi"}}
 
 
-def a_pod(name: str = "web") -> Object:
+def new_pod(name: str = "web") -> Object:
     container = {"name": "c", "image": "nginx", "resources": REQUESTS}
     return {
         "metadata": {"name": name, "namespace": "default"},
@@ -26,7 +26,7 @@ def a_pod(name: str = "web") -> Object:
 @pytest.fixture
 async def world(simulated_world: World) -> World:
     """Simulated node with a running pod."""
-    await simulated_world.client.create(PODS, a_pod())
+    await simulated_world.client.create(PODS, new_pod())
     await simulated_world.wait_for_pod("web", lambda pod: is_condition_true(pod, "Ready"))
     return simulated_world
 
@@ -124,7 +124,7 @@ async def grant(world: World, resource: str) -> None:
 
 async def test_kubelet_serves_only_pods_of_its_node(world: World) -> None:
     await world.client.create(NODES, simulated_node("other", {"cpu": "1"}))
-    other = a_pod("elsewhere")
+    other = new_pod("elsewhere")
     await world.client.create(PODS, {**other, "spec": {**other["spec"], "nodeName": "other"}})
     await world.wait_for_pod("elsewhere", lambda pod: is_condition_true(pod, "Ready"))
     assert (await world.call_kubelet("/containerLogs/default/elsewhere/c", certificate=True))[0] == 404

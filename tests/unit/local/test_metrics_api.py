@@ -24,7 +24,7 @@ from tapestry.local.metrics_api import API_SERVICE, ROOT
 REQUESTS = {"requests": {"cpu": "250m", "memory": "64Mi"}}
 
 
-def a_pod(name: str, node: str) -> Object:
+def new_pod(name: str, node: str) -> Object:
     container = {"name": "c", "image": "nginx", "resources": REQUESTS}
     metadata = {"name": name, "namespace": "default", "labels": {"app": name}}
     return {"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}}
@@ -38,7 +38,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Client]:
         client = served.client
         assert await wait_for(client, SERVICE_ACCOUNTS, "default", "default", until=lambda obj: obj is not None)
         for name, node in (("web", "east-1"), ("db", "east-2")):
-            await client.create(PODS, a_pod(name, node))
+            await client.create(PODS, new_pod(name, node))
         for name in ("web", "db"):
             assert await wait_for(
                 client, PODS, name, "default", until=lambda obj: obj is not None and is_condition_true(obj, "Ready")

@@ -55,7 +55,7 @@ async def fake_child(
     yield RunningContainer(FakeProcess(float(launch.command[1])), launch)  # type: ignore[arg-type]
 
 
-def a_pod(name: str, command: list[str], **spec: object) -> Object:
+def new_pod(name: str, command: list[str], **spec: object) -> Object:
     container = {"name": "c", "image": "i", "command": command, "volumeMounts": [{"name": "m", "mountPath": "/m"}]}
     volumes = [{"name": "m", "configMap": {"name": "m"}}]
     return {
@@ -73,9 +73,9 @@ async def create_and_delete_pods(client: Client) -> None:
         return found
 
     await client.create(NODES, process_node("n", {"cpu": "1"}))
-    await client.create(PODS, a_pod("long", ["sleep", "1e9"]))
-    await client.create(PODS, a_pod("job", ["sleep", "5"], restartPolicy="OnFailure"))
-    await client.create(PODS, a_pod("refused", ["sleep", "1"], volumes=[{"name": "m", "hostPath": {"path": "/"}}]))
+    await client.create(PODS, new_pod("long", ["sleep", "1e9"]))
+    await client.create(PODS, new_pod("job", ["sleep", "5"], restartPolicy="OnFailure"))
+    await client.create(PODS, new_pod("refused", ["sleep", "1"], volumes=[{"name": "m", "hostPath": {"path": "/"}}]))
     await asyncio.sleep(3)
     await client.create(CONFIGMAPS, {"metadata": {"name": "m", "namespace": "default"}, "data": {"k": "v"}})
     await wait("job", lambda pod: value_at(pod, "status", "phase") == "Succeeded")

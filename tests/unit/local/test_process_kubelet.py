@@ -12,12 +12,12 @@ from tapestry.kube.objects import Object, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, NODES, PODS, SECRETS, TOKEN_REVIEWS
 from tapestry.local.process_kubelet import TAINT
 
-from .worlds import World, a_cluster
+from .worlds import World, new_cluster
 
 FOR_EVER = "while :; do sleep 0.05; done"
 
 
-def a_pod(script: str, name: str = "p", namespace: str = "default", **spec: Any) -> Object:
+def new_pod(script: str, name: str = "p", namespace: str = "default", **spec: Any) -> Object:
     """Return a pod with one container that runs a script and ends at once when stopped."""
     container = {"name": "c", "image": "none", "command": ["sh", "-c", script], **spec.pop("container", {})}
     return {
@@ -52,8 +52,8 @@ async def output_of(world: World, pod: Object) -> str:
     return await world.log("p")
 
 
-def a_script(script: str, **spec: Any) -> Object:
-    return a_pod(script, restartPolicy="Never", **spec)
+def new_script(script: str, **spec: Any) -> Object:
+    return new_pod(script, restartPolicy="Never", **spec)
 
 
 def is_alive(pid: int) -> bool:
@@ -64,7 +64,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def test_pod_runs_to_completion_with_log(open_world: World) -> None:
-    assert await output_of(open_world, a_script("echo one; echo two >&2; echo three")) == "one\ntwo\nthree\n"
+    assert await output_of(open_world, new_script("echo one; echo two >&2; echo three")) == "one\ntwo\nthree\n"
     assert await open_world.log("p", tailLines=1) == "three\n"
     pod = await open_world.client.get(PODS, "p", "default")
     assert container_of(pod)["state"]["terminated"]["exitCode"] == 0
@@ -87,7 +87,7 @@ async def test_pod_finds_volumes_by_mount_path(open_world: World) -> None:
     mounts = [{"name": each, "mountPath": f"/mnt/{each}"} for each in "msde"]
     script = "cat /mnt/m/a /mnt/s/b /mnt/d/labels; echo kept > /mnt/e/x; cat /mnt/e/x; cat $FILE"
     env = [{"name": "FILE", "value": "/mnt/m/a"}]
-    pod = a_script(script, volumes=volumes, container={"volumeMounts": mounts, "env": env})
+    pod = new_script(script, volumes=volumes, container={"volumeMounts": mounts, "env": env})
     pod["metadata"]["labels"] = {"app": "x"}
     assert await output_of(open_world, pod) == 'mapsecretapp="x"kept\nmap\n'
 
@@ -96,7 +96,7 @@ async def test_pod_sees_own_fields_but_not_our_environment(open_world: World, mo
     fields = {"POD": "metadata.name", "IP": "status.podIP", "NODE": "spec.nodeName"}
     env = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
     monkeypatch.setenv("TAPESTRY_SECRET", "ours")
-    text = await output_of(open_world, a_script("env; pwd", container={"env": env}))
+    text = await output_of(open_world, new_script("env; pwd", container={"env": env}))
     *lines, folder = text.splitlines()
     found = dict(line.split("=", 1) for line in lines)
     pod = await open_world.client.get(PODS, "p", "default")
@@ -109,7 +109,7 @@ async def test_pod_sees_own_fields_but_not_our_environment(open_world: World, mo
 async def test_pod_calls_api_server_as_its_account(open_world: World) -> None:
     text = await output_of(
         open_world,
-        a_script(
+        new_script(
             "cat $KUBECONFIG; cat $(TOKENS)/token",
             container={"env": [{"name": "TOKENS", "value": "/var/run/secrets/kubernetes.io/serviceaccount"}]},
         ),
@@ -124,7 +124,7 @@ async def test_pod_calls_api_server_as_its_account(open_world: World) -> None:
 async def test_pod_waits_for_missing_source(open_world: World) -> None:
     volumes = [{"name": "m", "configMap": {"name": "m"}}]
     mounts = [{"name": "m", "mountPath": "/mnt"}]
-    await open_world.client.create(PODS, a_script("cat /mnt/a", volumes=volumes, container={"volumeMounts": mounts}))
+    await open_world.client.create(PODS, new_script("cat /mnt/a", volumes=volumes, container={"volumeMounts": mounts}))
     pod = await open_world.wait_for_pod("p", lambda pod: bool(container_of(pod)))
     assert phase(pod) == "Pending"
     assert container_of(pod)["state"]["waiting"]["message"] == 'ConfigMap "m" not found'
@@ -143,7 +143,7 @@ async def test_init_containers_run_first_and_sidecars_alongside(open_world: Worl
         init("second", "until [ $(wc -l < /e/order) -ge 2 ]; do sleep 0.02; done; echo second >> /e/order"),
     ]
     main = {"volumeMounts": [{"name": "e", "mountPath": "/e"}]}
-    pod = a_script("cat /e/order", initContainers=containers, volumes=[{"name": "e", "emptyDir": {}}], container=main)
+    pod = new_script("cat /e/order", initContainers=containers, volumes=[{"name": "e", "emptyDir": {}}], container=main)
     assert await output_of(open_world, pod) == "first\nbeside\nsecond\n"
     found = await open_world.client.get(PODS, "p", "default")
     assert all("terminated" in each["state"] for each in found["status"]["initContainerStatuses"])
@@ -156,7 +156,9 @@ async def test_pod_is_ready_while_probe_succeeds(open_world: World) -> None:
     probe = {"exec": {"command": ["test", "-e", "/e/ready"]}, "periodSeconds": 1, "failureThreshold": 1}
     mounts = [{"name": "e", "mountPath": "/e"}]
     container = {"readinessProbe": probe, "volumeMounts": mounts}
-    await open_world.client.create(PODS, a_pod(FOR_EVER, volumes=[{"name": "e", "emptyDir": {}}], container=container))
+    await open_world.client.create(
+        PODS, new_pod(FOR_EVER, volumes=[{"name": "e", "emptyDir": {}}], container=container)
+    )
     pod = await open_world.wait_for_pod("p", lambda pod: phase(pod) == "Running")
     assert not is_ready(pod)
     flag = open_world.folder / "pods" / uid_of(pod) / "volumes" / "e" / "ready"
@@ -170,7 +172,7 @@ async def test_unhealthy_container_is_restarted(open_world: World) -> None:
     probe = {"exec": {"command": ["test", "-e", "/e/ill"]}, "periodSeconds": 1, "failureThreshold": 1}
     container = {"livenessProbe": probe, "volumeMounts": [{"name": "e", "mountPath": "/e"}]}
     script = f"touch /e/ill; sleep 0.3; rm -f /e/ill; {FOR_EVER}"
-    await open_world.client.create(PODS, a_pod(script, volumes=[{"name": "e", "emptyDir": {}}], container=container))
+    await open_world.client.create(PODS, new_pod(script, volumes=[{"name": "e", "emptyDir": {}}], container=container))
     again = await open_world.wait_for_pod("p", lambda pod: container_of(pod).get("restartCount", 0) >= 1)
     assert container_of(again)["lastState"]["terminated"]["exitCode"] == 143
     events = await open_world.client.list(EVENTS, "default")
@@ -182,7 +184,7 @@ async def test_unhealthy_container_is_restarted(open_world: World) -> None:
 
 
 async def test_killed_container_restarts_and_keeps_old_log(open_world: World) -> None:
-    await open_world.client.create(PODS, a_pod(f"echo $$$$; {FOR_EVER}"))
+    await open_world.client.create(PODS, new_pod(f"echo $$$$; {FOR_EVER}"))
     await open_world.wait_for_pod("p", is_ready)
     first = await open_world.first_line("p")
     os.kill(int(first), signal.SIGKILL)
@@ -192,7 +194,7 @@ async def test_killed_container_restarts_and_keeps_old_log(open_world: World) ->
 
 
 async def test_repeated_failure_backs_off(open_world: World) -> None:
-    await open_world.client.create(PODS, a_pod("echo no; exit 3"))
+    await open_world.client.create(PODS, new_pod("echo no; exit 3"))
     pod = await open_world.wait_for_pod(
         "p", lambda pod: "waiting" in container_of(pod).get("state", {}) and phase(pod) == "Running"
     )
@@ -206,12 +208,12 @@ async def test_repeated_failure_backs_off(open_world: World) -> None:
 
 @pytest.mark.parametrize(("script", "end"), [("exit 0", "Succeeded"), ("exit 2", "Failed")])
 async def test_pod_ends_if_not_restarted(open_world: World, script: str, end: str) -> None:
-    await open_world.client.create(PODS, a_script(script))
+    await open_world.client.create(PODS, new_script(script))
     assert phase(await open_world.wait_for_pod("p", is_over)) == end
 
 
 async def test_missing_program_is_reported(open_world: World) -> None:
-    pod = a_script("", container={"command": ["no-such-program"]})
+    pod = new_script("", container={"command": ["no-such-program"]})
     await open_world.client.create(PODS, pod)
     ended = container_of(await open_world.wait_for_pod("p", is_over))["state"]["terminated"]
     assert ended["exitCode"] == 128
@@ -220,7 +222,7 @@ async def test_missing_program_is_reported(open_world: World) -> None:
 
 async def test_deleted_pod_ends_gracefully_and_leaves_nothing(open_world: World) -> None:
     script = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done"
-    await open_world.client.create(PODS, a_pod(script))
+    await open_world.client.create(PODS, new_pod(script))
     pod = await open_world.wait_for_pod("p", is_ready)
     folder = open_world.folder / "pods" / uid_of(pod)
     assert folder.is_dir()
@@ -229,13 +231,13 @@ async def test_deleted_pod_ends_gracefully_and_leaves_nothing(open_world: World)
         await open_world.client.delete(PODS, pod)
         await open_world.wait_until_gone("p")
         assert await log.content.read() == b"bye\n"
-    await open_world.client.create(PODS, a_pod("exit 0", "next", restartPolicy="Never"))
+    await open_world.client.create(PODS, new_pod("exit 0", "next", restartPolicy="Never"))
     await open_world.wait_for_pod("next", is_over)
     assert not folder.exists()
 
 
 async def test_pod_ignoring_sigterm_is_killed_after_grace(open_world: World) -> None:
-    await open_world.client.create(PODS, a_pod(f"trap '' TERM; echo $$$$; {FOR_EVER}"))
+    await open_world.client.create(PODS, new_pod(f"trap '' TERM; echo $$$$; {FOR_EVER}"))
     pod = await open_world.wait_for_pod("p", is_ready)
     pid = int(await open_world.first_line("p"))
     await open_world.client.delete(PODS, pod, grace_seconds=1)
@@ -247,7 +249,7 @@ async def test_pod_ignoring_sigterm_is_killed_after_grace(open_world: World) -> 
 
 
 async def test_disallowed_pod_waits_with_reason(strict_world: World) -> None:
-    await strict_world.client.create(PODS, a_pod("touch /tmp/never"))
+    await strict_world.client.create(PODS, new_pod("touch /tmp/never"))
     pod = await strict_world.wait_for_pod("p", lambda pod: bool(container_of(pod)))
     waiting = container_of(pod)["state"]["waiting"]
     assert (phase(pod), waiting["reason"]) == ("Pending", "Refused")
@@ -258,7 +260,7 @@ async def test_disallowed_pod_waits_with_reason(strict_world: World) -> None:
 
 async def test_our_program_runs_in_trusted_namespace(strict_world: World) -> None:
     await strict_world.client.create(NAMESPACES, {"metadata": {"name": "tapestry-system"}})
-    pod = a_pod("", namespace="tapestry-system", restartPolicy="Never")
+    pod = new_pod("", namespace="tapestry-system", restartPolicy="Never")
     pod["spec"]["automountServiceAccountToken"] = False
     pod["spec"]["containers"][0] |= {"command": ["tapestry"], "args": ["syncer", "--binding", "b"]}
     await strict_world.client.create(PODS, pod)
@@ -274,14 +276,14 @@ async def test_node_taint_keeps_other_pods_away(strict_world: World) -> None:
 
 
 async def test_pods_end_with_kubelet_and_restart_with_next(tmp_path: Path) -> None:
-    async with a_cluster(tmp_path, run_pods=True) as world:
-        await world.client.create(PODS, a_pod(f"echo $$$$; {FOR_EVER}"))
-        await world.client.create(PODS, a_pod(FOR_EVER, "once", restartPolicy="Never"))
+    async with new_cluster(tmp_path, run_pods=True) as world:
+        await world.client.create(PODS, new_pod(f"echo $$$$; {FOR_EVER}"))
+        await world.client.create(PODS, new_pod(FOR_EVER, "once", restartPolicy="Never"))
         await world.wait_for_pod("p", is_ready)
         await world.wait_for_pod("once", is_ready)
         pid = int(await world.first_line("p"))
     assert not is_alive(pid)
-    async with a_cluster(tmp_path, run_pods=True) as world:
+    async with new_cluster(tmp_path, run_pods=True) as world:
         again = await world.wait_for_pod("p", lambda pod: is_ready(pod) and container_of(pod)["restartCount"] == 1)
         assert container_of(again)["lastState"]["terminated"]["exitCode"] == 137
         assert int(await world.first_line("p")) != pid
@@ -290,14 +292,14 @@ async def test_pods_end_with_kubelet_and_restart_with_next(tmp_path: Path) -> No
 
 
 async def test_pod_deleted_while_kubelet_was_down_ends(tmp_path: Path) -> None:
-    held = a_pod(FOR_EVER, restartPolicy="OnFailure")
+    held = new_pod(FOR_EVER, restartPolicy="OnFailure")
     held["metadata"]["finalizers"] = ["example.com/counted"]
-    async with a_cluster(tmp_path, run_pods=True) as world:
+    async with new_cluster(tmp_path, run_pods=True) as world:
         await world.client.create(PODS, held)
         await world.wait_for_pod("p", is_ready)
-    async with a_cluster(tmp_path, simulated=True) as world:  # with another kubelet
+    async with new_cluster(tmp_path, simulated=True) as world:  # with another kubelet
         await world.client.delete(PODS, await world.client.get(PODS, "p", "default"))
-    async with a_cluster(tmp_path, run_pods=True) as world:
+    async with new_cluster(tmp_path, run_pods=True) as world:
         pod = await world.wait_for_pod("p", is_over)
         assert phase(pod) == "Failed"
         await world.client.patch(PODS, pod, {"metadata": {"finalizers": None}})

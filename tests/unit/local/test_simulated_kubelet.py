@@ -20,7 +20,7 @@ from tapestry.local import simulated_kubelet
 from tapestry.local.nodes import internal_ip
 from tapestry.local.simulated_kubelet import simulated_node
 
-from .pods import a_pod, simulated
+from .pods import new_pod, simulated
 
 AN_HOUR = 3600.0
 PORT = 10250
@@ -30,7 +30,7 @@ ScenarioSteps = Callable[[Client], Awaitable[None]]
 
 
 @asynccontextmanager
-async def a_cluster(nodes: int = 1) -> AsyncIterator[Client]:
+async def new_cluster(nodes: int = 1) -> AsyncIterator[Client]:
     """Cluster with simulated nodes."""
     clock = running_clock()
     api = InProcessApi([NODES, PODS, LEASES, EVENTS], now=clock.now)
@@ -49,7 +49,7 @@ async def a_cluster(nodes: int = 1) -> AsyncIterator[Client]:
 
 def run_scenario(scenario: ScenarioSteps, nodes: int = 1) -> None:
     async def world() -> None:
-        async with a_cluster(nodes) as client:
+        async with new_cluster(nodes) as client:
             await scenario(client)
 
     run(world())
@@ -172,7 +172,7 @@ def test_lease_of_deleted_node_is_not_renewed() -> None:
 def test_pod_runs_ends_and_stays() -> None:
     async def scenario(client: Client) -> None:
         annotations = simulated(starts_after="3s", ready_after="3s", ends_after="20s")
-        await client.create(PODS, a_pod(annotations=annotations, restartPolicy="Never"))
+        await client.create(PODS, new_pod(annotations=annotations, restartPolicy="Never"))
         await wait_for_pod(client, is_ready)
         ended = await wait_for_pod(client, lambda pod: value_at(pod, "status", "phase") == "Succeeded")
         await asyncio.sleep(60)
@@ -184,8 +184,8 @@ def test_pod_runs_ends_and_stays() -> None:
 def test_pods_have_own_addresses_except_host_network() -> None:
     async def scenario(client: Client) -> None:
         for number in range(20):
-            await client.create(PODS, {**a_pod(f"p{number}")})
-        await client.create(PODS, a_pod("host", hostNetwork=True))
+            await client.create(PODS, {**new_pod(f"p{number}")})
+        await client.create(PODS, new_pod("host", hostNetwork=True))
         for number in range(20):
             await wait_for_pod(client, is_ready, f"p{number}")
         host = await wait_for_pod(client, is_ready, "host")
@@ -197,7 +197,7 @@ def test_pods_have_own_addresses_except_host_network() -> None:
 
 def test_pod_starts_when_its_node_appears() -> None:
     async def scenario(client: Client) -> None:
-        await client.create(PODS, {**a_pod(), "spec": {**a_pod()["spec"], "nodeName": "late"}})
+        await client.create(PODS, {**new_pod(), "spec": {**new_pod()["spec"], "nodeName": "late"}})
         await asyncio.sleep(5)
         assert value_at(await client.get(PODS, "web", "default"), "status", "startTime") is None
         await client.create(NODES, simulated_node("late", CAPACITY))
@@ -209,7 +209,7 @@ def test_pod_starts_when_its_node_appears() -> None:
 def test_pods_of_other_nodes_are_ignored() -> None:
     async def scenario(client: Client) -> None:
         await client.create(NODES, {"metadata": {"name": "another"}})
-        await client.create(PODS, {**a_pod(), "spec": {**a_pod()["spec"], "nodeName": "another"}})
+        await client.create(PODS, {**new_pod(), "spec": {**new_pod()["spec"], "nodeName": "another"}})
         await asyncio.sleep(60)
         assert value_at(await client.get(PODS, "web", "default"), "status", "startTime") is None
 
@@ -219,7 +219,7 @@ def test_pods_of_other_nodes_are_ignored() -> None:
 @pytest.mark.parametrize(("grace", "least"), [(None, 4), (2, 2)])
 def test_deleted_pod_is_removed_when_due(grace: int | None, least: float) -> None:
     async def scenario(client: Client) -> None:
-        await client.create(PODS, a_pod(annotations=simulated(stops_after="4s")))
+        await client.create(PODS, new_pod(annotations=simulated(stops_after="4s")))
         pod = await wait_for_pod(client, is_ready)
         began = asyncio.get_running_loop().time()
         await client.delete(PODS, pod, grace_seconds=grace)
@@ -231,7 +231,7 @@ def test_deleted_pod_is_removed_when_due(grace: int | None, least: float) -> Non
 
 def test_deleted_pod_with_finalizer_has_failed() -> None:
     async def scenario(client: Client) -> None:
-        pod = a_pod(restartPolicy="Never", annotations=simulated(ends_after="never"))
+        pod = new_pod(restartPolicy="Never", annotations=simulated(ends_after="never"))
         await client.create(PODS, {**pod, "metadata": {**pod["metadata"], "finalizers": ["example.com/counted"]}})
         pod = await wait_for_pod(client, is_ready)
         await client.delete(PODS, pod)
@@ -249,9 +249,9 @@ def test_deleted_pod_with_finalizer_has_failed() -> None:
 async def create_and_delete_pods(client: Client) -> None:
     await client.create(NODES, simulated_node("n", CAPACITY))
     await wait_for_node(client, is_ready)
-    await client.create(PODS, a_pod("long"))
-    await client.create(PODS, a_pod("job", simulated(ends_after="3s", exit_code="1"), restartPolicy="Never"))
-    await client.create(PODS, a_pod("brief", simulated(starts_after="2s", stops_after="5s")))
+    await client.create(PODS, new_pod("long"))
+    await client.create(PODS, new_pod("job", simulated(ends_after="3s", exit_code="1"), restartPolicy="Never"))
+    await client.create(PODS, new_pod("brief", simulated(starts_after="2s", stops_after="5s")))
     await wait_for_pod(client, lambda pod: value_at(pod, "status", "phase") == "Failed", "job")
     await wait_for_pod(client, is_ready, "long")
     brief = await wait_for_pod(client, is_ready, "brief")

@@ -13,7 +13,7 @@ from tapestry.kube.times import timestamp
 from tapestry.local.simulated_pods import deletion_time, final_status, lifecycle_of, status_update
 from tapestry.local.statuses import PodAddresses
 
-from .pods import a_pod, simulated
+from .pods import new_pod, simulated
 
 BEGIN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PLACE = PodAddresses("127.64.0.1", "10.128.0.1")
@@ -59,12 +59,12 @@ def first_container(pod: Object) -> Object:
 @pytest.mark.parametrize("split", [{"command": ["sleep", "60"]}, {"command": ["sleep"], "args": ["60"]}])
 def test_sleeping_pod_ends_after_its_sleep(split: Object) -> None:
     spec_fields = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "busybox", **split}]}
-    assert phases([at(a_pod(**spec_fields), 0, 59), at(a_pod(**spec_fields), 0, 60)]) == ["Running", "Succeeded"]
-    assert phases([at(a_pod(annotations=simulated(ends_after="10s"), **spec_fields), 0, 10)]) == ["Succeeded"]
+    assert phases([at(new_pod(**spec_fields), 0, 59), at(new_pod(**spec_fields), 0, 60)]) == ["Running", "Succeeded"]
+    assert phases([at(new_pod(annotations=simulated(ends_after="10s"), **spec_fields), 0, 10)]) == ["Succeeded"]
 
 
 def test_pod_without_annotations_runs_forever() -> None:
-    [pod] = updates(a_pod(), until=1e9)
+    [pod] = updates(new_pod(), until=1e9)
     assert pod["status"]["phase"] == "Running"
     assert is_condition_true(pod, "Ready")
     assert pod["status"]["podIP"] == PLACE.pod_ip
@@ -72,20 +72,20 @@ def test_pod_without_annotations_runs_forever() -> None:
 
 
 def test_unchanged_status_is_not_reported_again() -> None:
-    pod = at(a_pod(), 0)
+    pod = at(new_pod(), 0)
     assert status_update(pod, seconds(100), PLACE) == (None, None)
 
 
 def test_null_times_are_no_change() -> None:
     """kube-apiserver returns missing times as null."""
-    pod = at(a_pod(), 0)
+    pod = at(new_pod(), 0)
     with_nulls = [{**each, "lastProbeTime": None} for each in pod["status"]["conditions"]]
     pod = {**pod, "status": {**pod["status"], "conditions": with_nulls}}
     assert status_update(pod, seconds(100), PLACE) == (None, None)
 
 
 def test_pod_starts_and_becomes_ready_as_annotated() -> None:
-    found = updates(a_pod(annotations=simulated(starts_after="2s", ready_after="5s")), until=60)
+    found = updates(new_pod(annotations=simulated(starts_after="2s", ready_after="5s")), until=60)
     assert phases(found) == ["Pending", "Running", "Running"]
     assert [is_condition_true(pod, "Ready") for pod in found] == [False, False, True]
     assert [find_condition(pod["status"]["conditions"], "Ready")["lastTransitionTime"] for pod in found] == [
@@ -101,7 +101,7 @@ def test_pod_starts_and_becomes_ready_as_annotated() -> None:
 )
 def test_pod_ends_as_annotated(policy: str, code: str, phase: str) -> None:
     annotations = simulated(ends_after="30s", exit_code=code)
-    found = updates(a_pod(annotations=annotations, restartPolicy=policy), until=1e6)
+    found = updates(new_pod(annotations=annotations, restartPolicy=policy), until=1e6)
     assert phases(found) == ["Running", phase]
     ended = first_container(found[-1])["state"]["terminated"]
     assert (ended["exitCode"], ended["finishedAt"]) == (int(code), timestamp(seconds(30)))
@@ -109,15 +109,15 @@ def test_pod_ends_as_annotated(policy: str, code: str, phase: str) -> None:
 
 
 def test_pod_without_restart_ends_by_default() -> None:
-    assert phases(updates(a_pod(restartPolicy="Never"), until=10)) == ["Running", "Succeeded"]
-    never = a_pod(annotations=simulated(ends_after="never"), restartPolicy="Never")
+    assert phases(updates(new_pod(restartPolicy="Never"), until=10)) == ["Running", "Succeeded"]
+    never = new_pod(annotations=simulated(ends_after="never"), restartPolicy="Never")
     assert phases(updates(never, until=1e6)) == ["Running"]
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Always", "0"), ("Always", "1"), ("OnFailure", "1")])
 def test_restarted_pod_backs_off(policy: str, code: str) -> None:
     annotations = simulated(ends_after="5s", exit_code=code)
-    found = updates(a_pod(annotations=annotations, restartPolicy=policy), until=60)
+    found = updates(new_pod(annotations=annotations, restartPolicy=policy), until=60)
     assert set(phases(found)) == {"Running"}
     states = [next(iter(first_container(pod)["state"])) for pod in found]
     assert states == ["running", "waiting", "running", "waiting", "running", "waiting"]
@@ -131,7 +131,7 @@ def test_restarted_pod_backs_off(policy: str, code: str) -> None:
 
 
 def test_readiness_gate_delays_ready() -> None:
-    pod = at(a_pod(readinessGates=[{"conditionType": "example.com/in"}]), 0)
+    pod = at(new_pod(readinessGates=[{"conditionType": "example.com/in"}]), 0)
     assert is_condition_true(pod, "ContainersReady")
     assert find_condition(pod["status"]["conditions"], "Ready")["reason"] == "ReadinessGatesNotReady"
     opened = {"type": "example.com/in", "status": "True"}
@@ -144,7 +144,7 @@ def test_readiness_gate_delays_ready() -> None:
 def test_init_containers_succeed_first_and_sidecars_continue() -> None:
     init = [{"name": "first", "image": "i"}, {"name": "beside", "image": "i", "restartPolicy": "Always"}]
     annotations = simulated(starts_after="2s", ends_after="10s")
-    found = updates(a_pod(annotations=annotations, initContainers=init, restartPolicy="Never"), until=60)
+    found = updates(new_pod(annotations=annotations, initContainers=init, restartPolicy="Never"), until=60)
     assert phases(found) == ["Pending", "Running", "Succeeded"]
     states = [[next(iter(each["state"])) for each in pod["status"]["initContainerStatuses"]] for pod in found]
     assert states == [["waiting", "waiting"], ["terminated", "running"], ["terminated", "terminated"]]
@@ -153,7 +153,7 @@ def test_init_containers_succeed_first_and_sidecars_continue() -> None:
 
 
 def test_ephemeral_container_runs_from_first_sight() -> None:
-    pod = at(a_pod(), 0)
+    pod = at(new_pod(), 0)
     pod = {**pod, "spec": {**pod["spec"], "ephemeralContainers": [{"name": "debug", "image": "sh"}]}}
     pod = at(pod, 7, 9)
     [values] = pod["status"]["ephemeralContainerStatuses"]
@@ -162,7 +162,7 @@ def test_ephemeral_container_runs_from_first_sight() -> None:
 
 
 def test_pod_fails_after_active_deadline() -> None:
-    found = updates(a_pod(activeDeadlineSeconds=20), until=60)
+    found = updates(new_pod(activeDeadlineSeconds=20), until=60)
     assert phases(found) == ["Running", "Failed"]
     assert found[-1]["status"]["reason"] == "DeadlineExceeded"
     assert first_container(found[-1])["state"]["terminated"]["exitCode"] == 143
@@ -170,7 +170,7 @@ def test_pod_fails_after_active_deadline() -> None:
 
 def test_allocated_resources_follow_requests() -> None:
     resources = {"requests": {"cpu": "1"}}
-    pod = at(a_pod(containers=[{"name": "c", "image": "i", "resources": resources}]), 0)
+    pod = at(new_pod(containers=[{"name": "c", "image": "i", "resources": resources}]), 0)
     assert first_container(pod)["allocatedResources"] == {"cpu": "1"}
     more = {"requests": {"cpu": "2"}}
     pod = at({**pod, "spec": {**pod["spec"], "containers": [{"name": "c", "image": "i", "resources": more}]}}, 1)
@@ -179,9 +179,9 @@ def test_allocated_resources_follow_requests() -> None:
 
 def test_invalid_annotations_are_ignored() -> None:
     nonsense = simulated(starts_after="soon", ready_after="-3s", ends_after="later", exit_code="-1")
-    assert lifecycle_of(a_pod(annotations=nonsense))[:3] == lifecycle_of(a_pod())[:3]
-    assert lifecycle_of(a_pod(annotations=nonsense)).code == 1
-    assert lifecycle_of(a_pod(annotations=simulated(exit_code="4000"))).code == 255
+    assert lifecycle_of(new_pod(annotations=nonsense))[:3] == lifecycle_of(new_pod())[:3]
+    assert lifecycle_of(new_pod(annotations=nonsense)).code == 1
+    assert lifecycle_of(new_pod(annotations=simulated(exit_code="4000"))).code == 255
 
 
 # -- deletion
@@ -194,12 +194,12 @@ def deleted(pod: Object, grace: int, at: float = 0) -> Object:
 
 @pytest.mark.parametrize(("stops", "grace", "due"), [("0s", 30, 5), ("3s", 30, 8), ("60s", 30, 35), ("3s", 0, 5)])
 def test_deleted_pod_ends_within_grace(stops: str, grace: int, due: float) -> None:
-    assert deletion_time(deleted(a_pod(annotations=simulated(stops_after=stops)), grace, at=5)) == seconds(due)
+    assert deletion_time(deleted(new_pod(annotations=simulated(stops_after=stops)), grace, at=5)) == seconds(due)
 
 
 @pytest.mark.parametrize("policy", ["Always", "OnFailure", "Never"])
 def test_containers_terminate_before_removal(policy: str) -> None:
-    pod = deleted(at(a_pod(restartPolicy=policy), 0), 30)
+    pod = deleted(at(new_pod(restartPolicy=policy), 0), 30)
     status = final_status(pod, seconds(3), PLACE)
     assert status is not None
     assert status["phase"] == "Failed"
@@ -208,13 +208,13 @@ def test_containers_terminate_before_removal(policy: str) -> None:
 
 
 def test_pod_deleted_before_start_never_ran() -> None:
-    status = final_status(deleted(a_pod(), 30), seconds(0), PLACE)
+    status = final_status(deleted(new_pod(), 30), seconds(0), PLACE)
     assert status is not None
     assert status["phase"] == "Failed"
 
 
 def test_ended_pod_has_no_update() -> None:
-    found = updates(a_pod(restartPolicy="Never"), until=10)
+    found = updates(new_pod(restartPolicy="Never"), until=10)
     assert final_status(deleted(found[-1], 30), seconds(20), PLACE) is None
     assert status_update(found[-1], seconds(20), PLACE) == (None, None)
 
@@ -249,7 +249,7 @@ def test_phases_never_go_back_and_restarts_only_grow(
         for number, sort in enumerate(init)
     ]
     spec = {"restartPolicy": policy, "initContainers": containers, "activeDeadlineSeconds": deadline}
-    pod, phase, restarts = a_pod(annotations=simulated(**values), **spec), 0, 0
+    pod, phase, restarts = new_pod(annotations=simulated(**values), **spec), 0, 0
     for moment in moments:
         pod = at(pod, moment)
         status = pod["status"]

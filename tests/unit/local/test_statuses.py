@@ -18,7 +18,7 @@ from tapestry.local.statuses import (
     waiting_state,
 )
 
-from .pods import a_pod
+from .pods import new_pod
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ADDRESSES = PodAddresses("127.64.0.1", "127.96.0.1")
@@ -34,7 +34,9 @@ def container(state: Object, last: Object | None = None, name: str = "c") -> Obj
 
 def status(main: list[Object], init: list[Object] | None = None, **spec: Any) -> Object:
     containers = [{"name": f"c{number}", "image": "i"} for number in range(len(main))]
-    return pod_status(a_pod(**{"containers": containers, **spec}), ContainerStatuses(main, init or []), ADDRESSES, NOW)
+    return pod_status(
+        new_pod(**{"containers": containers, **spec}), ContainerStatuses(main, init or []), ADDRESSES, NOW
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_sidecar_only_has_to_start_and_delays_end() -> None:
 
 
 def test_deleted_pod_ends_with_its_containers() -> None:
-    pod = a_pod()
+    pod = new_pod()
     pod["metadata"]["deletionTimestamp"] = timestamp(NOW)
     assert pod_status(pod, ContainerStatuses([container(RUNS)]), ADDRESSES, NOW)["phase"] == "Running"
     assert pod_status(pod, ContainerStatuses([container(WELL)]), ADDRESSES, NOW)["phase"] == "Succeeded"
@@ -93,7 +95,7 @@ def test_deleted_pod_ends_with_its_containers() -> None:
 
 
 def test_unready_containers_are_named_and_times_kept() -> None:
-    pod = a_pod()
+    pod = new_pod()
     first = pod_status(pod, ContainerStatuses([container(CREATING)]), PodAddresses(ADDRESSES.host_ip), NOW)
     assert find_condition(first["conditions"], "Ready")["message"] == "containers with unready status: [c]"
     assert find_condition(first["conditions"], "PodReadyToStartContainers")["status"] == "False"
@@ -112,7 +114,7 @@ def test_unready_containers_are_named_and_times_kept() -> None:
 
 def test_foreign_conditions_are_kept() -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-    pod = {**a_pod(), "status": {"conditions": [target]}}
+    pod = {**new_pod(), "status": {"conditions": [target]}}
     assert (
         target["reason"]
         == find_condition(

@@ -100,7 +100,7 @@ class World:
 
 
 @asynccontextmanager
-async def a_cluster(
+async def new_cluster(
     folder: Path, *controllers: str, run_pods: bool = False, simulated: bool = False, isolated: bool = False
 ) -> AsyncIterator[World]:
     """Run a cluster with one node, `n`; a second one over the same folder continues the first."""

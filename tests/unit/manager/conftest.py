@@ -241,12 +241,12 @@ async def world() -> AsyncIterator[World]:
 
 
 @pytest.fixture
-def a_kubeconfig() -> Callable[..., bytes]:
+def new_kubeconfig() -> Callable[..., bytes]:
     """Return a function: a kubeconfig by server and token."""
     return kubeconfig_of
 
 
 @pytest.fixture
-def a_token() -> Callable[..., str]:
+def new_token() -> Callable[..., str]:
     """Return a function: a token by its claims."""
     return token_of

@@ -49,7 +49,7 @@ SYSTEM = keys.SYSTEM_NAMESPACE
 A_DAY = 24 * 3600.0
 
 
-def an_authority() -> str:
+def new_authority() -> str:
     """Return our own CA certificate.  Loading it is much faster than loading the system's."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "east")])
@@ -58,7 +58,7 @@ def an_authority() -> str:
     return base64.b64encode(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)).decode()
 
 
-CLUSTER = {"server": "https://east.example:6443", "certificate-authority-data": an_authority()}
+CLUSTER = {"server": "https://east.example:6443", "certificate-authority-data": new_authority()}
 KUBECONFIG = {
     "apiVersion": "v1",
     "kind": "Config",

@@ -223,10 +223,10 @@ async def test_deleting_a_duplicate_keeps_the_other_syncer(world: World) -> None
         assert await world.of_syncers() == everything
 
 
-async def test_loopback_kubeconfig_needs_a_flag(world: World, a_kubeconfig: Callable[..., bytes]) -> None:
+async def test_loopback_kubeconfig_needs_a_flag(world: World, new_kubeconfig: Callable[..., bytes]) -> None:
     server = "https://127.0.0.1:6443"
     await world.add_cluster(server)
-    await world.add_secret("east", {"kubeconfig": a_kubeconfig(server)})
+    await world.add_secret("east", {"kubeconfig": new_kubeconfig(server)})
     await world.add_binding("east")
     async with world.running():
         await world.reaches("east", "Failed", "ConnectivityFailed")

@@ -64,29 +64,29 @@ def error_of(transport: Any, kubeconfig: bytes) -> BindingError:
     return caught.value
 
 
-def test_silent_cluster_times_out_after_half_a_minute(a_kubeconfig: AKubeconfig) -> None:
+def test_silent_cluster_times_out_after_half_a_minute(new_kubeconfig: AKubeconfig) -> None:
     transport = FixedResponseTransport(seconds=3600)
 
     async def examination() -> float:
         with pytest.raises(BindingError, match=f"{EAST} did not respond within 30 s"):
-            await probe_cluster(strict_access(a_kubeconfig(EAST)), "leased", SYNCER_IN_PHYSICAL, lambda _: transport)
+            await probe_cluster(strict_access(new_kubeconfig(EAST)), "leased", SYNCER_IN_PHYSICAL, lambda _: transport)
         return running_clock().monotonic()
 
     assert run(examination()) == PROBE_TIMEOUT
     assert transport.is_closed
 
 
-def test_rejected_credentials_ask_for_a_new_kubeconfig(a_kubeconfig: AKubeconfig) -> None:
+def test_rejected_credentials_ask_for_a_new_kubeconfig(new_kubeconfig: AKubeconfig) -> None:
     refusal = Unauthorized(401, "Unauthorized", "the token has expired")
-    message = error_of(FixedResponseTransport(401, refusal.status()), a_kubeconfig(EAST)).message
+    message = error_of(FixedResponseTransport(401, refusal.status()), new_kubeconfig(EAST)).message
     assert message == f"{EAST} rejects the credentials: the token has expired; put a new kubeconfig into the Secret"
 
 
-def test_page_of_another_server_is_an_error(a_kubeconfig: AKubeconfig) -> None:
-    assert "not from an API server" in error_of(FixedResponseTransport(200), a_kubeconfig(EAST)).message
+def test_page_of_another_server_is_an_error(new_kubeconfig: AKubeconfig) -> None:
+    assert "not from an API server" in error_of(FixedResponseTransport(200), new_kubeconfig(EAST)).message
 
 
-def test_probe_limits_the_response_size(a_kubeconfig: AKubeconfig) -> None:
+def test_probe_limits_the_response_size(new_kubeconfig: AKubeconfig) -> None:
     sent = 0
 
     async def version(request: web.Request) -> web.StreamResponse:
@@ -103,7 +103,7 @@ def test_probe_limits_the_response_size(a_kubeconfig: AKubeconfig) -> None:
         app = web.Application()
         app.router.add_get("/version", version)
         async with TestServer(app) as server:
-            access = strict_access(a_kubeconfig(str(server.make_url("/"))), allow_insecure=True, allow_loopback=True)
+            access = strict_access(new_kubeconfig(str(server.make_url("/"))), allow_insecure=True, allow_loopback=True)
             with pytest.raises(BindingError) as caught:
                 await probe_cluster(access, "leased", SYNCER_IN_PHYSICAL, HttpTransport)
         return caught.value
@@ -146,41 +146,41 @@ def probe_of(cluster: Any, kubeconfig: bytes) -> ProbeResult:
     return run(probe_cluster(strict_access(kubeconfig), "leased", SYNCER_IN_PHYSICAL, lambda _: cluster))
 
 
-def test_permissions_are_reviewed_with_limited_concurrency(a_kubeconfig: AKubeconfig) -> None:
+def test_permissions_are_reviewed_with_limited_concurrency(new_kubeconfig: AKubeconfig) -> None:
     cluster = ReviewCountingTransport(lambda _: True)
-    assert probe_of(cluster, a_kubeconfig(EAST)) == ProbeResult("v1.34.3", "one", (), None)
+    assert probe_of(cluster, new_kubeconfig(EAST)) == ProbeResult("v1.34.3", "one", (), None)
     assert cluster.most == MAX_CONCURRENT_REVIEWS
     assert {"verb": "list", "version": "v1", "resource": "nodes"} in cluster.reviews
     assert {"verb": "watch", "version": "v1", "resource": "namespaces", "name": "leased"} in cluster.reviews
     assert not any(review["resource"] == "serviceaccounts" for review in cluster.reviews)
 
 
-def test_missing_permissions_keep_table_order(a_kubeconfig: AKubeconfig) -> None:
-    found = probe_of(ReviewCountingTransport(lambda review: review["resource"] != "nodes"), a_kubeconfig(EAST))
+def test_missing_permissions_keep_table_order(new_kubeconfig: AKubeconfig) -> None:
+    found = probe_of(ReviewCountingTransport(lambda review: review["resource"] != "nodes"), new_kubeconfig(EAST))
     assert [str(right) for right in found.missing] == ["get nodes", "list nodes", "watch nodes"]
 
 
-def test_hidden_identity_counts_as_missing_permission(a_kubeconfig: AKubeconfig) -> None:
+def test_hidden_identity_counts_as_missing_permission(new_kubeconfig: AKubeconfig) -> None:
     found = probe_of(
         ReviewCountingTransport(lambda review: review.get("name") != "kube-system", shows_itself=False),
-        a_kubeconfig(EAST),
+        new_kubeconfig(EAST),
     )
     assert found.identity is None
     assert [str(right) for right in found.missing] == ["get namespaces kube-system"]
 
 
-def test_contradictory_cluster_is_retried(a_kubeconfig: AKubeconfig) -> None:
+def test_contradictory_cluster_is_retried(new_kubeconfig: AKubeconfig) -> None:
     assert (
         "kube-system"
-        in error_of(ReviewCountingTransport(lambda _: True, shows_itself=False), a_kubeconfig(EAST)).message
+        in error_of(ReviewCountingTransport(lambda _: True, shows_itself=False), new_kubeconfig(EAST)).message
     )
 
 
-def test_token_renewal_is_reviewed_only_for_expiring_tokens(a_kubeconfig: AKubeconfig, a_token: AToken) -> None:
+def test_token_renewal_is_reviewed_only_for_expiring_tokens(new_kubeconfig: AKubeconfig, new_token: AToken) -> None:
     account = "system:serviceaccount:leased:syncer"
     for claims, is_reviewed in (({"sub": account, "exp": EXPIRY}, True), ({"sub": account}, False)):
         cluster = ReviewCountingTransport(lambda _: True)
-        found = probe_of(cluster, a_kubeconfig(EAST, a_token(**claims)))
+        found = probe_of(cluster, new_kubeconfig(EAST, new_token(**claims)))
         assert any(review.get("subresource") == "token" for review in cluster.reviews) is is_reviewed
         assert found.expires == (datetime.fromtimestamp(EXPIRY, UTC) if is_reviewed else None)
 
@@ -202,7 +202,7 @@ def test_invalid_claims_are_ignored() -> None:
     assert account_in(account) == {Placeholder.SYNCER_ACCOUNT_NAMESPACE: "ns", Placeholder.SYNCER_ACCOUNT: "name"}
 
 
-def test_good_result_is_cached_until_secret_changes(a_kubeconfig: AKubeconfig) -> None:
+def test_good_result_is_cached_until_secret_changes(new_kubeconfig: AKubeconfig) -> None:
     async def count_reviews() -> list[int]:
         api = InProcessApi([NAMESPACES], now=running_clock().now)
         await Client(api.connect()).create(NAMESPACES, object_named("kube-system"))
@@ -211,19 +211,19 @@ def test_good_result_is_cached_until_secret_changes(a_kubeconfig: AKubeconfig) -
         counts = []
         for version, wait in (("1", 0), ("1", PROBE_CACHE_SECONDS - 1), ("2", 0), ("2", PROBE_CACHE_SECONDS)):
             await asyncio.sleep(wait)
-            await examiner.check("east", a_secret(a_kubeconfig(EAST), version), SPEC)
+            await examiner.check("east", new_secret(new_kubeconfig(EAST), version), SPEC)
             counts.append(len(connections))
         return counts
 
     assert run(count_reviews()) == [1, 1, 2, 3]
 
 
-def test_missing_permissions_are_not_cached(a_kubeconfig: AKubeconfig) -> None:
+def test_missing_permissions_are_not_cached(new_kubeconfig: AKubeconfig) -> None:
     async def check_twice() -> list[bool]:
         cluster = ReviewCountingTransport(lambda _: value_at(granted, "now", default=False))
         granted: Object = {}
         examiner = ConnectivityChecker(lambda _: cluster)  # type: ignore[arg-type,return-value]
-        secret = a_secret(a_kubeconfig(EAST), "1")
+        secret = new_secret(new_kubeconfig(EAST), "1")
         first = await examiner.check("east", secret, SPEC)
         granted["now"] = True
         return [bool(first.missing), bool((await examiner.check("east", secret, SPEC)).missing)]
@@ -231,6 +231,6 @@ def test_missing_permissions_are_not_cached(a_kubeconfig: AKubeconfig) -> None:
     assert run(check_twice()) == [True, False]
 
 
-def a_secret(kubeconfig: bytes, version: str) -> Object:
+def new_secret(kubeconfig: bytes, version: str) -> Object:
     encoded = msgspec.json.decode(msgspec.json.encode(kubeconfig))  # base64, as in JSON
     return {"metadata": {"name": "s", "uid": "u", "resourceVersion": version}, "data": {"kubeconfig": encoded}}

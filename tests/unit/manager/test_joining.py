@@ -138,12 +138,12 @@ Scenario = Callable[[World], Coroutine[Any, Any, None]]
 def in_a_world(scenario: Scenario, review: Callable[[Object], Object] = everything_allowed) -> None:
     async def main() -> None:
         now = running_clock().now
-        await scenario(await a_world(InProcessApi(VIRTUAL, now=now), InProcessApi(PHYSICAL, now=now, review=review)))
+        await scenario(await new_world(InProcessApi(VIRTUAL, now=now), InProcessApi(PHYSICAL, now=now, review=review)))
 
     run(main())
 
 
-async def a_world(virtual: InProcessApi, physical: InProcessApi) -> World:
+async def new_world(virtual: InProcessApi, physical: InProcessApi) -> World:
     world = World(virtual, physical)
     for cluster in (world.virtual, world.physical):
         try:
@@ -470,7 +470,7 @@ async def check_rejected(world: World, match: str, name: str = "east", **plan: A
 def test_cluster_cannot_lease_itself() -> None:
     async def main() -> None:
         api = InProcessApi((*PHYSICAL, CLUSTER_BINDINGS), now=running_clock().now)
-        await check_rejected(await a_world(api, api), "a cluster cannot lease itself")
+        await check_rejected(await new_world(api, api), "a cluster cannot lease itself")
 
     run(main())
 
@@ -512,7 +512,7 @@ def test_virtual_cluster_without_crds_explains_setup() -> None:
     async def main() -> None:
         now = running_clock().now
         bare = InProcessApi([NAMESPACES, SECRETS], now=now)
-        await check_rejected(await a_world(bare, InProcessApi(PHYSICAL, now=now)), "run `tapestry manifests --image")
+        await check_rejected(await new_world(bare, InProcessApi(PHYSICAL, now=now)), "run `tapestry manifests --image")
 
     run(main())
 
@@ -606,7 +606,7 @@ def test_shared_objects_are_deleted_with_the_last_binding() -> None:
     async def main() -> None:
         now = running_clock().now
         physical = InProcessApi(PHYSICAL, now=now)
-        one = await a_world(InProcessApi(VIRTUAL, now=now), physical)
+        one = await new_world(InProcessApi(VIRTUAL, now=now), physical)
         other = World(InProcessApi(VIRTUAL, now=now), physical)
         await other.virtual.client.create(NAMESPACES, object_named("kube-system"))
         await one.join()
@@ -767,7 +767,7 @@ def test_stuck_leftovers_fail_and_keep_the_account() -> None:
 def test_leftovers_of_another_cluster_are_not_deleted_here() -> None:
     async def scenario(world: World) -> None:
         await add_leftovers(world, specimen(PODS, "twin", MOUNT))
-        other = await a_world(world.virtual_api, InProcessApi(PHYSICAL, now=running_clock().now))
+        other = await new_world(world.virtual_api, InProcessApi(PHYSICAL, now=running_clock().now))
         await other.unjoin()
         assert len(await world.physical.client.list(PODS)) == 1
         assert len(await world.virtual.client.list(SECRETS)) == 1

@@ -73,7 +73,7 @@ def test_invalid_template_error_names_location_and_reason(text: str, message: st
     assert str(caught.value).startswith(message)
 
 
-def a_deployment(**metadata: str) -> str:
+def new_deployment(**metadata: str) -> str:
     found = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", "namespace": SYSTEM, **metadata}}
     return yaml.safe_dump(found)
 
@@ -82,10 +82,10 @@ def a_deployment(**metadata: str) -> str:
     ("templates", "message"),
     [
         ({}, "no file: 0 Deployments; one is required"),
-        ({"a.yaml": a_deployment(), "b.yaml": a_deployment()}, "a.yaml, b.yaml: 2 Deployments; one is required"),
+        ({"a.yaml": new_deployment(), "b.yaml": new_deployment()}, "a.yaml, b.yaml: 2 Deployments; one is required"),
         ({"a.yaml": "{apiVersion: v1, kind: Pod}"}, "a.yaml: v1 Pod is not allowed in a syncer template"),
         ({"a.yaml": "{apiVersion: apps/v1, kind: Deployment}"}, "a.yaml: metadata.name: required for the Deployment"),
-        ({"a.yaml": a_deployment(namespace="kube-system")}, "a.yaml: metadata.namespace: Deployment d must be in"),
+        ({"a.yaml": new_deployment(namespace="kube-system")}, "a.yaml: metadata.namespace: Deployment d must be in"),
     ],
 )
 def test_templates_need_one_deployment_and_watched_kinds(templates: dict[str, str], message: str) -> None:

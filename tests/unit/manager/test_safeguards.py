@@ -37,10 +37,10 @@ from .test_joining import (
     PHYSICAL,
     VIRTUAL,
     World,
-    a_world,
     check_rejected,
     in_a_world,
     kinds_with_result,
+    new_world,
 )
 
 ENFORCE = keys.POD_SECURITY_ENFORCE
@@ -59,7 +59,7 @@ async def two_worlds() -> tuple[World, World]:
     """Return two virtual clusters that share one physical cluster."""
     now = running_clock().now
     physical = InProcessApi(PHYSICAL, now=now)
-    one = await a_world(InProcessApi(VIRTUAL, now=now), physical)
+    one = await new_world(InProcessApi(VIRTUAL, now=now), physical)
     other = World(InProcessApi(VIRTUAL, now=now), physical)
     await other.virtual.client.create(NAMESPACES, object_named("kube-system"))
     return one, other
@@ -367,7 +367,7 @@ def test_without_admission_policies_volumes_need_trust() -> None:
     async def main() -> None:
         now = running_clock().now
         kinds = [each for each in PHYSICAL if each.group != ADMISSION_POLICIES.group]
-        world = await a_world(InProcessApi(VIRTUAL, now=now), InProcessApi(kinds, now=now))
+        world = await new_world(InProcessApi(VIRTUAL, now=now), InProcessApi(kinds, now=now))
         await world.join()
         await world.virtual.client.patch(CLUSTER_BINDINGS, object_named("east"), DISKS)
         await check_rejected(world, "use --trust-volumes")
@@ -442,9 +442,9 @@ def without_versions(objects: list[Object]) -> list[Object]:
     return [each for each in comparable if each["kind"] != "Secret"]
 
 
-async def a_joined_world(interrupted_after: int | None) -> tuple[World, bool]:
+async def new_joined_world(interrupted_after: int | None) -> tuple[World, bool]:
     now = running_clock().now
-    world = await a_world(InProcessApi(VIRTUAL, now=now, seed=1), InProcessApi(PHYSICAL, now=now, seed=2))
+    world = await new_world(InProcessApi(VIRTUAL, now=now, seed=1), InProcessApi(PHYSICAL, now=now, seed=2))
     await world.virtual.client.create(CLUSTER_BINDINGS, {**object_named("east"), "spec": BOUND})
     done = interrupted_after is not None and await joined_until(world, interrupted_after)
     if not done:
@@ -463,10 +463,10 @@ BOUND = {
 
 def test_interrupted_join_is_completed_by_the_next() -> None:
     async def main() -> None:
-        clean, _ = await a_joined_world(None)
+        clean, _ = await new_joined_world(None)
         wanted = without_versions(clean.physical_api.dump())
         for writes in range(60):
-            world, done = await a_joined_world(writes)
+            world, done = await new_joined_world(writes)
             assert without_versions(world.physical_api.dump()) == wanted, f"killed after {writes} writes"
             if done:
                 assert writes > 15
@@ -479,7 +479,7 @@ def test_interrupted_join_is_completed_by_the_next() -> None:
 def test_interrupted_unjoin_is_completed_by_the_next() -> None:
     async def main() -> None:
         for writes in range(60):
-            world, _ = await a_joined_world(None)
+            world, _ = await new_joined_world(None)
             try:
                 await unjoin("east", *dying_clusters(world, [writes]))
                 assert writes > 10

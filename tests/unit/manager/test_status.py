@@ -21,15 +21,15 @@ WEEK = timedelta(days=7)
 FINDING = ProbeResult("v1.34.3", "one", (), None)
 
 
-def a_binding(*conditions: Object) -> Object:
+def new_binding(*conditions: Object) -> Object:
     return {"metadata": {"name": "east", "generation": 4}, "status": {"conditions": list(conditions)}}
 
 
-def a_condition(type: str, status: str, reason: str, message: str = "") -> Object:
+def new_condition(type: str, status: str, reason: str, message: str = "") -> Object:
     return {"type": type, "status": status, "reason": reason, "message": message}
 
 
-def a_deployment(replicas: int, available: int, *, generation: int = 2, observed: int = 2) -> Object:
+def new_deployment(replicas: int, available: int, *, generation: int = 2, observed: int = 2) -> Object:
     status = {"availableReplicas": available, "observedGeneration": observed}
     return {"metadata": {"generation": generation}, "spec": {"replicas": replicas}, "status": status}
 
@@ -41,7 +41,7 @@ def conditions_of(
 
 
 def test_stages_before_the_error_passed() -> None:
-    assert conditions_of(None, deployment=a_deployment(2, 1)) == {
+    assert conditions_of(None, deployment=new_deployment(2, 1)) == {
         "Connected": "True",
         "Permitted": "True",
         "SyncerReady": "True",
@@ -58,22 +58,22 @@ def test_stages_before_the_error_passed() -> None:
 
 
 def test_syncer_reasons_are_not_overwritten() -> None:
-    theirs = a_condition("Permitted", "False", keys.PRIORITY_CLASS_MISSING)
+    theirs = new_condition("Permitted", "False", keys.PRIORITY_CLASS_MISSING)
     for fault in (None, BindingError("PermissionsMissing", "words", condition="Permitted")):
-        found = binding_status(a_binding(theirs), "Ready", binding_conditions(fault, FINDING, None, NOW), NOW)
+        found = binding_status(new_binding(theirs), "Ready", binding_conditions(fault, FINDING, None, NOW), NOW)
         assert find_condition(found["conditions"], "Permitted") is theirs
         assert find_condition(found["conditions"], "Connected") is not None
-    ours = a_condition("Permitted", "False", "PermissionsMissing")
-    found = binding_status(a_binding(ours), "Ready", binding_conditions(None, FINDING, None, NOW), NOW)
+    ours = new_condition("Permitted", "False", "PermissionsMissing")
+    found = binding_status(new_binding(ours), "Ready", binding_conditions(None, FINDING, None, NOW), NOW)
     assert (find_condition(found["conditions"], "Permitted") or {})["status"] == "True"
 
 
 def test_conditions_have_observed_generation() -> None:
-    theirs = a_condition("Leasing", "True", "Leasing")
-    found = binding_status(a_binding(theirs), "Ready", [a_condition("Ready", "True", "Ready")], NOW)
+    theirs = new_condition("Leasing", "True", "Leasing")
+    found = binding_status(new_binding(theirs), "Ready", [new_condition("Ready", "True", "Ready")], NOW)
     assert found["conditions"][0] is theirs
     assert find_condition(found["conditions"], "Ready") == {
-        **a_condition("Ready", "True", "Ready"),
+        **new_condition("Ready", "True", "Ready"),
         "observedGeneration": 4,
         "lastTransitionTime": "2024-01-01T00:00:00Z",
     }
@@ -104,9 +104,9 @@ def test_last_day_is_reported_again() -> None:
 @pytest.mark.parametrize(
     ("deployment", "status", "message"),
     [
-        (a_deployment(2, 1), "True", "1 of 2 replicas are available"),
-        (a_deployment(2, 0), "False", "0 of 2 replicas are available"),
-        (a_deployment(2, 2, observed=1), "False", "the Deployment is not rolled out yet"),
+        (new_deployment(2, 1), "True", "1 of 2 replicas are available"),
+        (new_deployment(2, 0), "False", "0 of 2 replicas are available"),
+        (new_deployment(2, 2, observed=1), "False", "the Deployment is not rolled out yet"),
         ({"metadata": {}, "spec": {}}, "False", "0 of 1 replicas are available"),
     ],
 )
@@ -116,11 +116,14 @@ def test_syncer_ready_follows_the_deployment(deployment: Object, status: str, me
 
 
 def reasons(before: list[Object], after: list[Object]) -> list[tuple[bool, str]]:
-    return [(is_warning, reason) for is_warning, reason, _ in status_events(a_binding(*before), a_binding(*after))]
+    return [(is_warning, reason) for is_warning, reason, _ in status_events(new_binding(*before), new_binding(*after))]
 
 
-READY = a_condition("Ready", "True", "Ready")
-LOST = [a_condition("Connected", "False", "ConnectivityFailed"), a_condition("Ready", "False", "ConnectivityFailed")]
+READY = new_condition("Ready", "True", "Ready")
+LOST = [
+    new_condition("Connected", "False", "ConnectivityFailed"),
+    new_condition("Ready", "False", "ConnectivityFailed"),
+]
 
 
 @pytest.mark.parametrize(
@@ -129,22 +132,22 @@ LOST = [a_condition("Connected", "False", "ConnectivityFailed"), a_condition("Re
         ([], [READY], [(False, "Ready")]),
         ([READY], [READY], []),
         ([READY], LOST, [(True, "ConnectivityFailed")]),
-        (LOST, [a_condition("Connected", "True", "Connected"), READY], [(False, "Ready")]),
+        (LOST, [new_condition("Connected", "True", "Connected"), READY], [(False, "Ready")]),
         (LOST, [LOST[0], {**LOST[1], "message": "another"}], [(True, "ConnectivityFailed")]),
-        ([], [a_condition("SyncerReady", "False", "SyncerUnavailable")], []),
-        ([], [a_condition("Leasing", "False", "NoPolicy")], []),
+        ([], [new_condition("SyncerReady", "False", "SyncerUnavailable")], []),
+        ([], [new_condition("Leasing", "False", "NoPolicy")], []),
         (
-            [a_condition("SyncerReady", "True", "SyncerAvailable", "1 of 2")],
-            [a_condition("SyncerReady", "True", "SyncerAvailable", "2 of 2")],
+            [new_condition("SyncerReady", "True", "SyncerAvailable", "1 of 2")],
+            [new_condition("SyncerReady", "True", "SyncerAvailable", "2 of 2")],
             [],
         ),
         (
-            [a_condition("SyncerReady", "True", "SyncerAvailable")],
-            [a_condition("SyncerReady", "False", "SyncerUnavailable")],
+            [new_condition("SyncerReady", "True", "SyncerAvailable")],
+            [new_condition("SyncerReady", "False", "SyncerUnavailable")],
             [(True, "SyncerUnavailable")],
         ),
-        ([READY], [a_condition("Ready", "False", "WaitingSyncerCleanup")], [(False, "WaitingSyncerCleanup")]),
-        ([], [a_condition("Connected", "True", "CredentialsExpire")], [(True, "CredentialsExpire")]),
+        ([READY], [new_condition("Ready", "False", "WaitingSyncerCleanup")], [(False, "WaitingSyncerCleanup")]),
+        ([], [new_condition("Connected", "True", "CredentialsExpire")], [(True, "CredentialsExpire")]),
     ],
 )
 def test_each_change_is_one_event(before: list[Object], after: list[Object], expected: list[Any]) -> None:

@@ -12,7 +12,7 @@ from tapestry.manager.validation import BindingError, RetryPolicy, check_identit
 SYSTEM = keys.SYSTEM_NAMESPACE
 
 
-def a_binding(name: str = "east", *, identity: str | None = None, **spec: Any) -> Object:
+def new_binding(name: str = "east", *, identity: str | None = None, **spec: Any) -> Object:
     metadata = {"name": name, "uid": f"uid-{name}", "creationTimestamp": spec.pop("created", "2024-01-01T00:00:00Z")}
     given = {"clusterID": name, "secretRef": {"name": name, "namespace": SYSTEM}, "mountNamespace": "leased", **spec}
     return {"metadata": metadata, "spec": given, "status": {"identity": identity} if identity else {}}
@@ -25,24 +25,24 @@ def error_of(binding: Object, *others: Object) -> BindingError:
 
 
 def test_complete_binding_is_valid() -> None:
-    assert validated_spec(a_binding(), [a_binding("west")], {SYSTEM}).cluster_id == "east"
+    assert validated_spec(new_binding(), [new_binding("west")], {SYSTEM}).cluster_id == "east"
 
 
 @pytest.mark.parametrize(
     ("binding", "message"),
     [
-        (without_field(a_binding(), "spec", "clusterID"), "spec.clusterID: is required"),
-        (a_binding(clusterID=""), "spec.clusterID: "),
-        (a_binding(clusterID="no spaces"), "spec.clusterID: "),
-        (a_binding(clusterID="x" * 25), "spec.clusterID: "),
-        (without_field(a_binding(), "spec", "secretRef"), "spec.secretRef: is required"),
-        (a_binding(secretRef={"namespace": SYSTEM}), "spec.secretRef.name: is required"),
-        (a_binding(secretRef={"name": "east", "namespace": ""}), "spec.secretRef.namespace: "),
-        (without_field(a_binding(), "spec", "mountNamespace"), "spec.mountNamespace: required"),
-        (a_binding(mountNamespace="Team_A"), "spec.mountNamespace: "),
-        (a_binding(serviceNamespaces=["web", ""]), "spec.serviceNamespaces[1]: "),
-        (a_binding("n" * 238, clusterID="east"), "metadata.name: 238 characters are over the limit of 237"),
-        (without_field(a_binding(), "spec"), "spec.clusterID: is required"),
+        (without_field(new_binding(), "spec", "clusterID"), "spec.clusterID: is required"),
+        (new_binding(clusterID=""), "spec.clusterID: "),
+        (new_binding(clusterID="no spaces"), "spec.clusterID: "),
+        (new_binding(clusterID="x" * 25), "spec.clusterID: "),
+        (without_field(new_binding(), "spec", "secretRef"), "spec.secretRef: is required"),
+        (new_binding(secretRef={"namespace": SYSTEM}), "spec.secretRef.name: is required"),
+        (new_binding(secretRef={"name": "east", "namespace": ""}), "spec.secretRef.namespace: "),
+        (without_field(new_binding(), "spec", "mountNamespace"), "spec.mountNamespace: required"),
+        (new_binding(mountNamespace="Team_A"), "spec.mountNamespace: "),
+        (new_binding(serviceNamespaces=["web", ""]), "spec.serviceNamespaces[1]: "),
+        (new_binding("n" * 238, clusterID="east"), "metadata.name: 238 characters are over the limit of 237"),
+        (without_field(new_binding(), "spec"), "spec.clusterID: is required"),
     ],
 )
 def test_error_starts_with_the_path(binding: Object, message: str) -> None:
@@ -53,7 +53,7 @@ def test_error_starts_with_the_path(binding: Object, message: str) -> None:
 
 
 def test_older_binding_keeps_the_cluster_id() -> None:
-    old, young = a_binding("old", clusterID="c"), a_binding("young", clusterID="c", created="2024-06-01T00:00:00Z")
+    old, young = new_binding("old", clusterID="c"), new_binding("young", clusterID="c", created="2024-06-01T00:00:00Z")
     assert validated_spec(old, [young], {SYSTEM})
     fault = error_of(young, old)
     assert (fault.reason, fault.retry) == ("DuplicateClusterID", RetryPolicy.ON_CHANGE)
@@ -61,14 +61,14 @@ def test_older_binding_keeps_the_cluster_id() -> None:
 
 
 def test_accepted_binding_is_preferred_over_older() -> None:
-    at_work = a_binding("young", clusterID="c", created="2024-06-01T00:00:00Z", identity="one")
-    assert validated_spec(at_work, [a_binding("old", clusterID="c")], {SYSTEM})
+    at_work = new_binding("young", clusterID="c", created="2024-06-01T00:00:00Z", identity="one")
+    assert validated_spec(at_work, [new_binding("old", clusterID="c")], {SYSTEM})
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), min_size=2, max_size=4))
 def test_preference_does_not_depend_on_order(traits: list[tuple[bool, int]]) -> None:
     bindings = [
-        a_binding(f"b{number}", created=f"2024-01-0{day + 1}T00:00:00Z", identity="x" if accepted else None)
+        new_binding(f"b{number}", created=f"2024-01-0{day + 1}T00:00:00Z", identity="x" if accepted else None)
         for number, (accepted, day) in enumerate(traits)
     ]
     winners = {name_of(preferred_binding(first, others)) for first, *others in permutations(bindings)}
@@ -76,7 +76,7 @@ def test_preference_does_not_depend_on_order(traits: list[tuple[bool, int]]) -> 
 
 
 def test_secret_must_be_in_an_allowed_namespace() -> None:
-    binding = a_binding(secretRef={"name": "east", "namespace": "kube-system"})
+    binding = new_binding(secretRef={"name": "east", "namespace": "kube-system"})
     fault = error_of(binding)
     assert (fault.reason, fault.condition) == ("SecretNamespaceNotAllowed", "Connected")
     assert "kube-system is not one of tapestry-system" in fault.message
@@ -92,12 +92,12 @@ def identity_error(binding: Object, identity: str, *others: Object) -> str:
 
 
 def test_first_identity_is_accepted() -> None:
-    assert identity_error(a_binding(), "one") == ""
-    assert identity_error(a_binding(identity="one"), "one") == ""
+    assert identity_error(new_binding(), "one") == ""
+    assert identity_error(new_binding(identity="one"), "one") == ""
 
 
 def test_changed_identity_needs_approval() -> None:
-    binding = a_binding(identity="one")
+    binding = new_binding(identity="one")
     assert identity_error(binding, "two") == "IdentityChanged"
     for approved, reason in (("two", ""), ("one", "IdentityChanged"), ("true", "IdentityChanged")):
         metadata = {**binding["metadata"], "annotations": {keys.APPROVE_IDENTITY: approved}}
@@ -105,13 +105,13 @@ def test_changed_identity_needs_approval() -> None:
 
 
 def test_cluster_belongs_to_the_binding_with_its_identity() -> None:
-    holder = a_binding("young", identity="one", created="2024-06-01T00:00:00Z")
-    assert identity_error(a_binding("old"), "one", holder) == "DuplicateCluster"
-    assert identity_error(holder, "one", a_binding("old")) == ""
+    holder = new_binding("young", identity="one", created="2024-06-01T00:00:00Z")
+    assert identity_error(new_binding("old"), "one", holder) == "DuplicateCluster"
+    assert identity_error(holder, "one", new_binding("old")) == ""
 
 
 def test_older_binding_of_same_cluster_is_preferred() -> None:
-    old = a_binding("old", identity="one")
-    young = a_binding("young", identity="one", created="2024-06-01T00:00:00Z")
+    old = new_binding("old", identity="one")
+    young = new_binding("young", identity="one", created="2024-06-01T00:00:00Z")
     assert identity_error(old, "one", young) == ""
     assert identity_error(young, "one", old) == "DuplicateCluster"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from .world import World, a_world
+from .world import World, new_world
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with a_world(tmp_path) as made:
+    async with new_world(tmp_path) as made:
         yield made

@@ -6,7 +6,7 @@ import pytest
 
 from tapestry.kube.objects import Object, key_of
 
-from .world import EXEC, MOUNT, SPDY, TWIN, World, a_pod
+from .world import EXEC, MOUNT, SPDY, TWIN, World, new_pod
 
 QUERY = "?command=sh&output=1"
 TOKEN = "Authorization: Bearer operator's\r\n"
@@ -125,7 +125,7 @@ async def test_caller_cannot_choose_the_account_of_the_syncer(world: World) -> N
 
 async def test_pod_of_another_binding_has_no_session(world: World) -> None:
     """The lookup knows only the pods on nodes of this binding; another binding may have the same physical cluster."""
-    other: Object = {**a_pod("u9"), "metadata": {"name": "theirs", "namespace": "default", "uid": "u9"}}
+    other: Object = {**new_pod("u9"), "metadata": {"name": "theirs", "namespace": "default", "uid": "u9"}}
     assert key_of(other) not in world.pods
     assert (await world.upgrade(f"/exec/default/theirs/c{QUERY}")).status == 404
     assert world.streams.requests == []

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from tapestry.kube.errors import ApiError, BadRequest, Forbidden, Invalid, NotFound, ServerError, Unauthorized
 
-from .world import LOG, POD, TWIN, World, a_world, abort_connection
+from .world import LOG, POD, TWIN, World, abort_connection, new_world
 
 MIB = 1 << 20
 
@@ -87,7 +87,7 @@ async def test_concurrent_logs_are_limited(tmp_path: Path) -> None:
         await answer.write(b"one\n")
         await go.wait()
 
-    async with a_world(tmp_path, places=1) as world:
+    async with new_world(tmp_path, places=1) as world:
         world.physical.writing = writing
         async with world.asking(f"{LOG}?follow=true") as answer:
             await answer.content.readline()

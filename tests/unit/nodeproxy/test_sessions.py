@@ -11,7 +11,7 @@ from tapestry.nodeproxy.stream_requests import StreamTarget
 from tapestry.nodeproxy.twins import TwinLookup
 from tapestry.streams.connection import SocketConnection
 
-from .world import SECONDS, World, a_pod, a_twin
+from .world import SECONDS, World, new_pod, new_twin
 
 TARGET = StreamTarget("exec", "default", "web", "c")
 
@@ -32,7 +32,7 @@ async def test_deleted_pod_ends_its_sessions(world: World) -> None:
 
 async def test_recreated_pod_ends_the_sessions_of_the_old_one(world: World) -> None:
     connection = await world.connect()
-    world.pods[key_of(a_pod())] = a_pod("u2")
+    world.pods[key_of(new_pod())] = new_pod("u2")
     await assert_ended(connection)
     assert [record.error for record in world.records] == ["the pod was deleted"]
 
@@ -40,7 +40,7 @@ async def test_recreated_pod_ends_the_sessions_of_the_old_one(world: World) -> N
 @pytest.mark.parametrize("uid", ["", "t2"])
 async def test_replaced_twin_ends_its_sessions(world: World, uid: str) -> None:
     connection = await world.connect()
-    world.twin = a_twin(uid) if uid else None
+    world.twin = new_twin(uid) if uid else None
     await assert_ended(connection)
     assert [record.error for record in world.records] == ["the twin of the pod was deleted"]
 
@@ -73,25 +73,25 @@ async def test_stopped_process_ends_sessions_and_accepts_none(world: World) -> N
     assert (await world.upgrade()).status == 503
 
 
-def a_session(user: str) -> Session:
-    return Session(user, TARGET, a_pod(), a_twin())
+def new_session(user: str) -> Session:
+    return Session(user, TARGET, new_pod(), new_twin())
 
 
 def test_sessions_are_limited_in_total_and_by_user() -> None:
-    lookup = TwinLookup(lambda _: a_pod(), lambda _: a_twin())
+    lookup = TwinLookup(lambda _: new_pod(), lambda _: new_twin())
     sessions = Sessions(lookup, max_sessions=3, max_per_user=2)
-    first, second = sessions.track(a_session("a")), sessions.track(a_session("a"))
+    first, second = sessions.track(new_session("a")), sessions.track(new_session("a"))
     with first:
         with second:
-            with pytest.raises(TooManyRequests) as refused, sessions.track(a_session("a")):
+            with pytest.raises(TooManyRequests) as refused, sessions.track(new_session("a")):
                 pass
             assert refused.value.retry_after == 5
-            with sessions.track(a_session("b")), pytest.raises(TooManyRequests), sessions.track(a_session("c")):
+            with sessions.track(new_session("b")), pytest.raises(TooManyRequests), sessions.track(new_session("c")):
                 pass
-        with sessions.track(a_session("a")):
+        with sessions.track(new_session("a")):
             pass
     sessions.is_stopped = True
-    with pytest.raises(Unavailable), sessions.track(a_session("a")):
+    with pytest.raises(Unavailable), sessions.track(new_session("a")):
         pass
 
 

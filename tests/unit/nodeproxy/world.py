@@ -55,7 +55,7 @@ Writing = Callable[[web.StreamResponse, web.Request], Awaitable[None]]
 Serve = Callable[[SocketConnection], Awaitable[None]]
 
 
-def a_pod(uid: str = "u1") -> Object:
+def new_pod(uid: str = "u1") -> Object:
     spec = {
         "nodeName": NODE,
         "initContainers": [{"name": "first"}],
@@ -65,7 +65,7 @@ def a_pod(uid: str = "u1") -> Object:
     return {"metadata": {"name": POD, "namespace": "default", "uid": uid}, "spec": spec}
 
 
-def a_twin(uid: str = "t1") -> Object:
+def new_twin(uid: str = "t1") -> Object:
     return {"metadata": {"name": TWIN, "namespace": MOUNT, "uid": uid}}
 
 
@@ -176,7 +176,7 @@ class World:
     audit: Records = field(default_factory=Records)
     url: str = ""
     pods: dict[str, Object] = field(default_factory=dict)
-    twin: Object | None = field(default_factory=a_twin)
+    twin: Object | None = field(default_factory=new_twin)
     reviews: list[Object] = field(default_factory=list)
     """Reviews that the virtual API server received."""
     refusal: ApiError | None = None
@@ -262,9 +262,9 @@ def client_tls(certificate: tuple[Path, Path] | None) -> ssl.SSLContext:
 
 
 @asynccontextmanager
-async def a_world(folder: Path, places: int = 64) -> AsyncIterator[World]:
+async def new_world(folder: Path, places: int = 64) -> AsyncIterator[World]:
     world = World(CertificateAuthority(folder / "ours"), CertificateAuthority(folder / "theirs"), Physical())
-    world.pods[key_of(a_pod())] = a_pod()
+    world.pods[key_of(new_pod())] = new_pod()
     virtual = InProcessApi([], now=lambda: datetime.now(UTC), review=world.review)
     app = web.Application()
     app.router.add_get(f"/api/v1/namespaces/{MOUNT}/pods/{TWIN}/log", world.physical.log)

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from tapestry.process.audit import AuditLog, WriteRecord
 
 
-def a_write(name: str = "web-0", **more: Any) -> WriteRecord:
+def new_write(name: str = "web-0", **more: Any) -> WriteRecord:
     return WriteRecord("syncer/east", "patch", "pods", name, namespace="default", code=200, **more)
 
 
@@ -29,7 +29,7 @@ def test_record_is_one_line_with_request_and_result(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     with AuditLog(str(path)) as audit:
         audit.record(
-            a_write(subresource="status", request_id="r1", seconds=0.5, time=datetime(2026, 1, 2, 3, 4, 5, 6000, UTC))
+            new_write(subresource="status", request_id="r1", seconds=0.5, time=datetime(2026, 1, 2, 3, 4, 5, 6000, UTC))
         )
         audit.record(
             WriteRecord("hub", "create", "nodes", "n", error="TransportError", time=datetime(2026, 1, 2, tzinfo=UTC))
@@ -60,14 +60,14 @@ def test_record_is_one_line_with_request_and_result(tmp_path: Path) -> None:
 
 def test_record_has_its_creation_time() -> None:
     before = datetime.now(UTC)
-    assert before <= a_write().time <= datetime.now(UTC)
+    assert before <= new_write().time <= datetime.now(UTC)
 
 
 def test_close_writes_everything_in_order(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     with AuditLog(str(path)) as audit:
         for number in range(1000):
-            audit.record(a_write(str(number)))
+            audit.record(new_write(str(number)))
     assert names(path) == [str(number) for number in range(1000)]
 
 
@@ -78,7 +78,7 @@ def test_records_are_written_in_the_background(tmp_path: Path) -> None:
     with AuditLog(str(path)) as audit, os.fdopen(reader, "rb") as pipe:
         os.set_blocking(reader, True)
         for name in ("a", "b"):
-            audit.record(a_write(name))
+            audit.record(new_write(name))
             assert json.loads(pipe.readline())["name"] == name  # blocks until the thread writes
 
 
@@ -86,7 +86,7 @@ def test_file_is_appended_and_private(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     for name in ("first", "second"):
         with AuditLog(str(path)) as audit:
-            audit.record(a_write(name))
+            audit.record(new_write(name))
     assert names(path) == ["first", "second"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -94,25 +94,25 @@ def test_file_is_appended_and_private(tmp_path: Path) -> None:
 def test_renamed_file_is_recreated(tmp_path: Path) -> None:
     path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
     with AuditLog(str(path)) as audit:
-        audit.record(a_write("before"))
+        audit.record(new_write("before"))
         audit.flush()
         path.rename(old)
-        audit.record(a_write("after"))
+        audit.record(new_write("after"))
         audit.flush()
         assert (names(old), names(path)) == (["before"], ["after"])
         path.rename(old)
         path.write_text("")
-        audit.record(a_write("replaced"))
+        audit.record(new_write("replaced"))
     assert (names(old), names(path)) == (["after"], ["replaced"])
 
 
 def test_truncated_file_continues_at_its_start(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     with AuditLog(str(path)) as audit:
-        audit.record(a_write("before"))
+        audit.record(new_write("before"))
         audit.flush()
         os.truncate(path, 0)
-        audit.record(a_write("after"))
+        audit.record(new_write("after"))
     assert names(path) == ["after"]
 
 
@@ -124,10 +124,10 @@ def test_full_buffer_drops_and_counts_records(tmp_path: Path) -> None:
     with os.fdopen(reader, "rb") as pipe:
         os.set_blocking(reader, True)
         with AuditLog(str(path), capacity=3) as audit:
-            audit.record(a_write("x" * 200_000))  # more than a pipe holds: the thread blocks until we read
+            audit.record(new_write("x" * 200_000))  # more than a pipe holds: the thread blocks until we read
             assert pipe.read(1) == b"{"
             for name in "abcde":
-                audit.record(a_write(name))
+                audit.record(new_write(name))
             assert dropped() - before == 2
             pipe.readline()
             assert [json.loads(pipe.readline())["name"] for _ in range(3)] == ["a", "b", "c"]
@@ -138,7 +138,7 @@ def test_records_after_close_are_dropped_and_counted(tmp_path: Path) -> None:
     audit = AuditLog(str(tmp_path / "audit.log"))
     audit.close()
     before = dropped()
-    audit.record(a_write())
+    audit.record(new_write())
     audit.close()
     assert dropped() - before == 1
     assert names(tmp_path / "audit.log") == []
@@ -147,10 +147,10 @@ def test_records_after_close_are_dropped_and_counted(tmp_path: Path) -> None:
 def test_full_disk_loses_records_but_not_the_process(caplog: pytest.LogCaptureFixture) -> None:
     before = dropped()
     with AuditLog("/dev/full") as audit:
-        audit.record(a_write())
+        audit.record(new_write())
         with pytest.raises(OSError, match="No space left"):
             audit.flush()
-        audit.record(a_write())
+        audit.record(new_write())
     assert dropped() - before == 2
     assert [record.getMessage() for record in caplog.records] == ["audit log write failed"]
 
@@ -159,11 +159,11 @@ def test_failed_write_is_repeated_later(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     path.symlink_to("/dev/full")
     with AuditLog(str(path)) as audit:
-        audit.record(a_write("kept"))
+        audit.record(new_write("kept"))
         with pytest.raises(OSError, match="No space left"):
             audit.flush()
         path.unlink()
-        audit.record(a_write("next"))
+        audit.record(new_write("next"))
     assert names(path) == ["kept", "next"]
 
 
@@ -176,7 +176,7 @@ def test_failed_write_is_repeated_without_a_new_record(tmp_path: Path) -> None:
     logging.getLogger("tapestry.audit").addHandler(refused)
     try:
         with AuditLog(str(path)) as audit, os.fdopen(reader, "rb") as pipe:
-            audit.record(a_write("kept"))
+            audit.record(new_write("kept"))
             assert refused.event.wait(60)
             pipe_path.rename(path)
             assert json.loads(pipe.readline())["name"] == "kept"
@@ -203,7 +203,7 @@ def test_invalid_path_is_rejected_at_once(tmp_path: Path) -> None:
 def test_dash_is_stderr_and_stays_open(capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         with AuditLog("-") as audit:
-            audit.record(a_write(name))
+            audit.record(new_write(name))
     assert [json.loads(line)["name"] for line in capfd.readouterr().err.splitlines()] == ["a", "b"]
 
 
@@ -213,7 +213,7 @@ def test_large_file_is_rotated_with_backups(tmp_path: Path) -> None:
     beside.write_text("somebody's own")
     with AuditLog(str(path), max_bytes=100, backups=2) as audit:
         for name in ("a", "b", "c", "d"):
-            audit.record(a_write(name))
+            audit.record(new_write(name))
             audit.flush()
     moved = sorted(each for each in tmp_path.iterdir() if each not in (path, beside))
     assert [names(each) for each in moved] == [["c"], ["d"]]
@@ -224,7 +224,7 @@ def test_records_beyond_memory_limit_are_dropped(tmp_path: Path) -> None:
     before = dropped()
     path = tmp_path / "audit.log"
     with AuditLog(str(path)) as audit:
-        audit.record(a_write("large"), 1 << 40)
+        audit.record(new_write("large"), 1 << 40)
         audit.record({"name": "small"}, 10)
     assert names(path) == ["small"]
     assert dropped() == before + 1

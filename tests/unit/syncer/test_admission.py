@@ -32,9 +32,9 @@ from tapestry.syncer.leasing import Lease, LeaseState, ReclaimTerms
 from tapestry.syncer.ledger import Ledger
 from tapestry.syncer.views import Twin, VirtualPod
 
-from .test_leasing import a_node, a_policy, at
+from .test_leasing import at, new_node, new_policy
 from .test_leasing import lease as lease_at
-from .world import MOUNT, NODE, World, a_world
+from .world import MOUNT, NODE, World, new_world
 
 NOW = at("12:00")
 OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u", "controller": True}
@@ -44,7 +44,7 @@ def amounts(**texts: str) -> ResourceList:
     return ResourceList.parse(texts)
 
 
-def a_pod(owner: bool = False, scheduled: bool = False, tolerations: list[Object] | None = None) -> VirtualPod:
+def new_pod(owner: bool = False, scheduled: bool = False, tolerations: list[Object] | None = None) -> VirtualPod:
     references = {"ownerReferences": [OWNER]} if owner else {}
     return virtual_pod(
         {
@@ -62,11 +62,11 @@ def a_pod(owner: bool = False, scheduled: bool = False, tolerations: list[Object
     ("reason", "node", "lease"),
     [
         ("Withdrawn", None, None),
-        ("Withdrawn", a_node(), Lease(LeaseState.WITHDRAWN, "NoPolicy")),
-        ("Reclaimed", a_node(), Lease(LeaseState.CLOSED, "Reclaimed", terms=ReclaimTerms(NOW))),
-        ("OutOfTimeWindows", a_node(), Lease(LeaseState.CLOSED, "OutOfTimeWindows")),
-        ("Cordoned", {**a_node(), "spec": {"unschedulable": True}}, Lease(LeaseState.OPEN, "Leased")),
-        (None, a_node(), Lease(LeaseState.OPEN, "Leased")),
+        ("Withdrawn", new_node(), Lease(LeaseState.WITHDRAWN, "NoPolicy")),
+        ("Reclaimed", new_node(), Lease(LeaseState.CLOSED, "Reclaimed", terms=ReclaimTerms(NOW))),
+        ("OutOfTimeWindows", new_node(), Lease(LeaseState.CLOSED, "OutOfTimeWindows")),
+        ("Cordoned", {**new_node(), "spec": {"unschedulable": True}}, Lease(LeaseState.OPEN, "Leased")),
+        (None, new_node(), Lease(LeaseState.OPEN, "Leased")),
     ],
 )
 def test_closed_node_gives_a_reason(reason: str | None, node: Object | None, lease: Lease | None) -> None:
@@ -75,8 +75,8 @@ def test_closed_node_gives_a_reason(reason: str | None, node: Object | None, lea
 
 
 def test_closed_lease_states_its_opening_time() -> None:
-    lease = lease_at(a_policy("night", "22:00-06:00"), a_policy("noon", "13:00-14:00"), now=NOW)
-    found = node_closure(a_node(), lease, NOW)
+    lease = lease_at(new_policy("night", "22:00-06:00"), new_policy("noon", "13:00-14:00"), now=NOW)
+    found = node_closure(new_node(), lease, NOW)
     assert found is not None
     assert found.opens == at("13:00")
     assert "2026-03-02T13:00:00Z" in found.message
@@ -85,16 +85,16 @@ def test_closed_lease_states_its_opening_time() -> None:
 @pytest.mark.parametrize(
     ("pod", "outcome"),
     [
-        (a_pod(owner=True, scheduled=True), Reject),
-        (a_pod(owner=True, scheduled=False), Wait),  # its template names the node: a new pod would be no better
-        (a_pod(owner=False, scheduled=True), Wait),  # no controller would create another one
-        (a_pod(True, True, [{"operator": "Exists"}]), Wait),
-        (a_pod(True, True, [{"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "operator": "Exists"}]), Wait),
-        (a_pod(True, True, [{"key": "other", "operator": "Exists"}]), Reject),
+        (new_pod(owner=True, scheduled=True), Reject),
+        (new_pod(owner=True, scheduled=False), Wait),  # its template names the node: a new pod would be no better
+        (new_pod(owner=False, scheduled=True), Wait),  # no controller would create another one
+        (new_pod(True, True, [{"operator": "Exists"}]), Wait),
+        (new_pod(True, True, [{"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "operator": "Exists"}]), Wait),
+        (new_pod(True, True, [{"key": "other", "operator": "Exists"}]), Reject),
     ],
 )
 def test_closed_node_fails_scheduled_controlled_intolerant_pods(pod: VirtualPod, outcome: type) -> None:
-    closure = node_closure(a_node(), Lease(LeaseState.CLOSED, "OutOfTimeWindows"), NOW)
+    closure = node_closure(new_node(), Lease(LeaseState.CLOSED, "OutOfTimeWindows"), NOW)
     assert closure is not None
     assert isinstance(closed_decision(pod, closure), outcome)
 
@@ -143,7 +143,7 @@ def cpu(amount: int) -> ResourceList:
     return ResourceList(cpu=Quantity(amount * 10**9), pods=parse_quantity(1))
 
 
-def a_twin(name: str, amount: int | None) -> Twin:
+def new_twin(name: str, amount: int | None) -> Twin:
     annotations = {
         keys.VIRTUAL_NODE_NAME: NODE,
         keys.VIRTUAL_POD_UID: f"uid-{name}",
@@ -233,7 +233,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def see(self) -> None:
         name, amount = self.events.pop(0)
         old = self.cache.pop(name, None)
-        new = a_twin(name, amount) if amount is not None else None
+        new = new_twin(name, amount) if amount is not None else None
         if new is not None:
             self.cache[name] = new
         if old is not None or new is not None:
@@ -329,7 +329,7 @@ STEPS = st.lists(
 
 async def play(steps: list[tuple[Any, ...]]) -> list[str]:
     """Run the steps and return what exceeded the lease or ran outside its time."""
-    world = await a_world(policy=POLICY)
+    world = await new_world(policy=POLICY)
     observer = Observer(world)
     informer = Informer(world.physical, PODS, namespace=MOUNT)
     informer.on_change(observer.saw)
@@ -402,7 +402,7 @@ def test_observer_detects_an_exceeded_lease() -> None:
         running_clock()
         for name in "abcde":
             containers = [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]
-            twin = {**a_twin(name, 1).object, "spec": {"containers": containers}, "status": {}}
+            twin = {**new_twin(name, 1).object, "spec": {"containers": containers}, "status": {}}
             observer.saw(None, twin)
 
     run(scene())

@@ -16,7 +16,7 @@ from tapestry.kube.pods import taint_named
 from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE, NODES, PODS
 from tapestry.syncer.config import SyncerConfig
 
-from .world import MOUNT, World, a_world, accept_all
+from .world import MOUNT, World, accept_all, new_world
 
 WEB = [{"containerPort": 80, "hostPort": 80}]
 
@@ -35,7 +35,7 @@ def no_host_ports_namespace(request: Request) -> ApiError | None:
 async def test_missing_host_port_namespace_blocks_nothing_else(
     caplog: Any,
 ) -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     world.up.rejection = no_host_ports_namespace
     await world.add_foreign_pod("web", "n1", ports=WEB)
     async with world.syncer("east"):
@@ -52,7 +52,7 @@ async def test_missing_host_port_namespace_blocks_nothing_else(
 
 @in_virtual_time
 async def test_unbinding_ignores_host_ports_of_other_bindings() -> None:
-    world = await a_world("east", "west")
+    world = await new_world("east", "west")
     await world.add_foreign_pod("web", "n1", ports=WEB)
     async with world.syncer("east"), world.syncer("west"):
         await asyncio.sleep(5)
@@ -64,7 +64,7 @@ async def test_unbinding_ignores_host_ports_of_other_bindings() -> None:
 
 @in_virtual_time
 async def test_rejected_deletion_does_not_block_other_pods() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east"):
         for name in ("a", "b", "c"):
             await world.add_pod(name)
@@ -87,7 +87,7 @@ async def test_rejected_deletion_does_not_block_other_pods() -> None:
 
 @in_virtual_time
 async def test_node_lease_without_node_is_deleted_after_two_checks() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     await world.virtual.create(NODES, {"metadata": {"name": "vnode-east-2-n1"}})  # belongs to the binding east-2
     async with world.syncer("east"):
         for name in ("vnode-east-gone", "vnode-east-2-n1", "vnode-west-gone"):
@@ -105,7 +105,7 @@ async def test_node_lease_without_node_is_deleted_after_two_checks() -> None:
 
 @in_virtual_time
 async def test_pods_of_unforced_policy_survive_a_forced_one() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     window = {"start": "03:00", "end": "03:01"}
     spec = {"cluster": "east", "timeWindows": [window], "forceReclaim": True}
     await world.virtual.create(POLICIES, {**object_named("night"), "spec": spec})
@@ -133,7 +133,7 @@ async def leasing(world: World) -> str:
 
 @in_virtual_time
 async def test_binding_reports_kill_switch_and_unreachable_cluster() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east", silence_seconds=20):
         await asyncio.sleep(5)
         assert (await leasing(world)).startswith("Leasing:")
@@ -158,7 +158,7 @@ async def set_switch(world: World, value: str | None) -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_only_the_pods_own_twin_sets_its_status() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east") as parts:
         await world.add_pod()
         await world.add_pod("lost", node="vnode-east-ghost")

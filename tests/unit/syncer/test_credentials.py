@@ -25,7 +25,7 @@ SERVED = [
 ]
 
 
-def a_token(**claims: object) -> str:
+def new_token(**claims: object) -> str:
     payload = {
         "exp": 1_706_745_600,
         "iat": 1_704_067_200,
@@ -36,7 +36,7 @@ def a_token(**claims: object) -> str:
     return f"e30.{middle}.c2ln"
 
 
-def a_kubeconfig(token: str) -> dict[str, Any]:
+def new_kubeconfig(token: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -48,7 +48,7 @@ def a_kubeconfig(token: str) -> dict[str, Any]:
 
 
 def test_token_names_account_and_renewal_time() -> None:
-    token = parse_token(a_kubeconfig(a_token()))
+    token = parse_token(new_kubeconfig(new_token()))
     assert token is not None
     assert token.kubernetes.serviceaccount.name == "east"
     assert token.ends.isoformat() == "2024-02-01T00:00:00+00:00"
@@ -58,37 +58,37 @@ def test_token_names_account_and_renewal_time() -> None:
 def test_other_credentials_are_not_renewed() -> None:
     for kubeconfig in (
         {},
-        a_kubeconfig("opaque"),
-        a_kubeconfig("a.b.c"),
-        a_kubeconfig(a_token(exp="never")),
+        new_kubeconfig("opaque"),
+        new_kubeconfig("a.b.c"),
+        new_kubeconfig(new_token(exp="never")),
         {"users": [{"name": "u", "user": {"client-certificate-data": "x"}}]},
-        {"users": [*a_kubeconfig(a_token())["users"], *a_kubeconfig(a_token())["users"]]},
+        {"users": [*new_kubeconfig(new_token())["users"], *new_kubeconfig(new_token())["users"]]},
     ):
         assert parse_token(kubeconfig) is None
 
 
 def test_new_token_changes_nothing_else() -> None:
-    before = a_kubeconfig(a_token())
+    before = new_kubeconfig(new_token())
     after = with_token(before, "new")
     assert after["users"][0] == {"name": "u", "user": {"token": "new"}}
     assert {**after, "users": 0} == {**before, "users": 0}
 
 
 def test_unreadable_kubeconfig_is_empty() -> None:
-    data = base64.b64encode(yaml.safe_dump(a_kubeconfig("t")).encode()).decode()
-    assert parse_kubeconfig({"data": {"kubeconfig": data}}) == a_kubeconfig("t")
+    data = base64.b64encode(yaml.safe_dump(new_kubeconfig("t")).encode()).decode()
+    assert parse_kubeconfig({"data": {"kubeconfig": data}}) == new_kubeconfig("t")
     for broken in ("???", base64.b64encode(b"[").decode(), base64.b64encode(b"- 1").decode()):
         assert parse_kubeconfig({"data": {"kubeconfig": broken}}) == {}
 
 
-OF_AN_HOUR = a_token(exp=1_704_067_200 + 3600)
+OF_AN_HOUR = new_token(exp=1_704_067_200 + 3600)
 
 
 async def populate(virtual: Client, physical: Client) -> None:
     for client in (virtual, physical):
         await client.create(NAMESPACES, object_named("kube-system"))
     await physical.create(SERVICE_ACCOUNTS, object_named("east", "leased"))
-    data = {"kubeconfig": base64.b64encode(yaml.safe_dump(a_kubeconfig(OF_AN_HOUR)).encode()).decode()}
+    data = {"kubeconfig": base64.b64encode(yaml.safe_dump(new_kubeconfig(OF_AN_HOUR)).encode()).decode()}
     await virtual.create(SECRETS, {**object_named("east", "tapestry-system"), "data": data})
     spec = {
         "clusterID": "east",
@@ -117,7 +117,7 @@ async def secret_after(minutes: float) -> Object:
 
 
 def test_token_is_renewed_after_80_percent() -> None:
-    assert parse_kubeconfig(run(secret_after(47))) == a_kubeconfig(OF_AN_HOUR)
+    assert parse_kubeconfig(run(secret_after(47))) == new_kubeconfig(OF_AN_HOUR)
     renewed = parse_kubeconfig(run(secret_after(49)))
     assert renewed["users"][0]["user"]["token"] != OF_AN_HOUR
-    assert renewed["clusters"] == a_kubeconfig("")["clusters"]
+    assert renewed["clusters"] == new_kubeconfig("")["clusters"]

@@ -9,7 +9,7 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import labels_of, object_named, uid_of, value_at
 from tapestry.kube.resources import EVENTS, NAMESPACES, NODES, PODS
 
-from .world import MOUNT, World, a_world
+from .world import MOUNT, World, new_world
 
 
 async def forge_twin(world: World, name: str) -> None:
@@ -49,7 +49,7 @@ async def forge_twin(world: World, name: str) -> None:
 @in_virtual_time
 async def test_cluster_cannot_change_pods_of_another_binding() -> None:
     """Both node names start alike: `vnode-east-` and `vnode-east-west-`."""
-    world = await a_world("east", "east-west")
+    world = await new_world("east", "east-west")
     other = uid_of(await world.virtual.get(CLUSTER_BINDINGS, "east-west"))
     node = {"metadata": {"name": "vnode-east-west-n1", "labels": {keys.CLUSTER_BINDING_UID: other}}}
     await world.virtual.create(NODES, node)
@@ -65,7 +65,7 @@ async def test_cluster_cannot_change_pods_of_another_binding() -> None:
 
 @in_virtual_time
 async def test_invalid_node_values_are_dropped() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east"):
         amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
         conditions = [{"type": "Ready", "status": "True", "message": "m" * 3_000_000}]
@@ -86,7 +86,7 @@ async def test_invalid_node_values_are_dropped() -> None:
 
 @in_virtual_time
 async def test_forwarded_event_is_truncated() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east"):
         name = "work-" + "w" * 200
         await world.run_pod(name)

@@ -11,7 +11,7 @@ from tapestry.kube.objects import Object, object_named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES
 from tapestry.syncer.bindings import MARKED_CONDITION
 
-from .world import MOUNT, World, a_world, has_condition
+from .world import MOUNT, World, has_condition, new_world
 
 PRIVILEGED = {"containers": [{"name": "c", "image": "i", "securityContext": {"privileged": True}}]}
 ROOT = {"containers": [{"name": "c", "image": "i"}]}
@@ -38,7 +38,7 @@ async def condition(world: World, type: str) -> Object:
 
 @in_virtual_time
 async def test_syncer_ignores_a_namespace_of_another_cluster() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await label(world, mark="another")
@@ -56,7 +56,7 @@ async def test_syncer_ignores_a_namespace_of_another_cluster() -> None:
 
 @in_virtual_time
 async def test_syncer_continues_when_the_namespace_is_ours_again() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
     await label(world, mark="another")
@@ -70,7 +70,7 @@ async def test_syncer_continues_when_the_namespace_is_ours_again() -> None:
 
 @in_virtual_time
 async def test_unlabelled_namespace_works_and_sets_a_condition() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await asyncio.sleep(5)
@@ -85,7 +85,7 @@ async def test_unlabelled_namespace_works_and_sets_a_condition() -> None:
 
 @in_virtual_time
 async def test_labelled_namespace_sets_no_condition() -> None:
-    world = await a_world()
+    world = await new_world()
     await label(world, mark=await own_label(world))
     async with world.syncer():
         await asyncio.sleep(5)
@@ -97,7 +97,7 @@ async def test_labelled_namespace_sets_no_condition() -> None:
 
 @in_virtual_time
 async def test_stricter_owner_level_applies() -> None:
-    world = await a_world(podSecurity="privileged")
+    world = await new_world(podSecurity="privileged")
     await label(world, enforce="baseline")
     async with world.syncer():
         await world.add_pod(**PRIVILEGED)
@@ -112,7 +112,7 @@ async def test_stricter_owner_level_applies() -> None:
 
 @in_virtual_time
 async def test_stricter_binding_level_applies() -> None:
-    world = await a_world(podSecurity="restricted")
+    world = await new_world(podSecurity="restricted")
     await label(world, enforce="privileged")
     async with world.syncer():
         await world.add_pod(**ROOT)
@@ -123,7 +123,7 @@ async def test_stricter_binding_level_applies() -> None:
 
 @in_virtual_time
 async def test_pods_are_rechecked_when_the_owner_level_changes() -> None:
-    world = await a_world(podSecurity="privileged")
+    world = await new_world(podSecurity="privileged")
     await label(world, enforce="restricted")
     async with world.syncer():
         await world.add_pod(**ROOT)
@@ -141,7 +141,7 @@ async def test_pods_are_rechecked_when_the_owner_level_changes() -> None:
 
 @in_virtual_time
 async def test_unknown_level_counts_as_strictest() -> None:
-    world = await a_world()
+    world = await new_world()
     await label(world, enforce="lax")
     async with world.syncer():
         await world.add_pod(**ROOT)

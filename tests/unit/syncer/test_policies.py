@@ -27,7 +27,7 @@ NODE: Object = {"metadata": {"name": "n1", "labels": {"gpu": ""}}, "status": {"a
 GPU = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]}
 
 
-def a_policy(name: str = "p", last_good: Object | None = None, **spec: Any) -> Object:
+def new_policy(name: str = "p", last_good: Object | None = None, **spec: Any) -> Object:
     metadata = {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
     status = {"lastGood": last_good} if last_good else {}
     return {"metadata": metadata, "spec": {"cluster": "east", **spec}, "status": status}
@@ -43,7 +43,7 @@ def lease(*found: ParsedPolicy, now: datetime = NOON, **rules: Any) -> Lease:
     return lease_for(NODE, [], [], LeaseRules(operator, owner, EVERY_NODE, **rules), now)
 
 
-def a_pod() -> Object:
+def new_pod() -> Object:
     metadata = {"name": "w", "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
     return {"metadata": metadata, "spec": {"nodeName": "v", "containers": []}, "status": {"phase": "Running"}}
 
@@ -65,7 +65,7 @@ INVALID = [
 
 
 def test_policy_is_parsed_with_windows_and_selector() -> None:
-    policy = parse_policy(a_policy(nodeSelector=GPU, timeZone="Asia/Shanghai", **NIGHT), PolicySide.OWNER, "UTC")
+    policy = parse_policy(new_policy(nodeSelector=GPU, timeZone="Asia/Shanghai", **NIGHT), PolicySide.OWNER, "UTC")
     assert str(policy) == "owner/p"
     assert policy.is_valid
     assert policy.is_open(datetime(2026, 3, 2, 14, tzinfo=UTC))
@@ -76,39 +76,39 @@ def test_policy_is_parsed_with_windows_and_selector() -> None:
 
 @pytest.mark.parametrize(("spec", "error"), INVALID)
 def test_error_names_the_field(spec: Object, error: str) -> None:
-    assert parsed(a_policy(**spec)).error.startswith(error)
+    assert parsed(new_policy(**spec)).error.startswith(error)
 
 
 @pytest.mark.parametrize(("spec", "error"), INVALID)
 def test_invalid_policy_keeps_its_last_valid_spec(spec: Object, error: str) -> None:
     good = {"cluster": "east", "resourceLimits": [{"resource": "cpu", "quantity": "3"}], **NIGHT}
-    found = parsed(a_policy(last_good=good, **{"forceReclaim": True, **spec}))
+    found = parsed(new_policy(last_good=good, **{"forceReclaim": True, **spec}))
     assert found.error.startswith(error)
-    assert found.policy == parsed(a_policy(**good)).policy
+    assert found.policy == parsed(new_policy(**good)).policy
     assert str(lease(found, now=datetime(2026, 3, 2, 23, tzinfo=UTC)).amounts["cpu"]) == "3"
 
 
 @pytest.mark.parametrize(("spec", "error"), INVALID)
 @pytest.mark.parametrize("last_good", [None, {"cluster": "east", "timeZone": "Mars/Phobos"}])
 def test_invalid_policy_leases_and_evicts_nothing(spec: Object, error: str, last_good: Object | None) -> None:
-    found = parsed(a_policy(last_good=last_good, **{"forceReclaim": True, **spec}))
+    found = parsed(new_policy(last_good=last_good, **{"forceReclaim": True, **spec}))
     assert found.error.startswith(error)
     leased = lease(found)
     assert (leased.state, leased.reason, str(leased.amounts["cpu"])) == (LeaseState.CLOSED, "InvalidPolicy", "0")
-    assert reclaim_for(leased, [a_pod()], NOON) == Reclaim(terms=leased.terms)
+    assert reclaim_for(leased, [new_pod()], NOON) == Reclaim(terms=leased.terms)
 
 
 def test_invalid_owner_policy_still_limits_the_node() -> None:
-    operators, typo = parsed(a_policy()), parsed(a_policy(timeZone="Mars/Olympus"), PolicySide.OWNER)
+    operators, typo = parsed(new_policy()), parsed(new_policy(timeZone="Mars/Olympus"), PolicySide.OWNER)
     leased = lease(operators, typo, owner_required=True)
     assert (leased.state, str(leased.amounts["cpu"])) == (LeaseState.CLOSED, "0")
 
 
 def test_invalid_policy_keeps_its_readable_selector() -> None:
-    typo = parsed(a_policy(timeZone="Mars/Olympus", nodeSelector=GPU))
+    typo = parsed(new_policy(timeZone="Mars/Olympus", nodeSelector=GPU))
     assert typo.policy.selector.matches(NODE)
     assert not typo.policy.selector.matches({"metadata": {"name": "n2"}})
-    worse = parsed(a_policy(nodeSelector={"nodeSelectorTerms": "all"}))
+    worse = parsed(new_policy(nodeSelector={"nodeSelectorTerms": "all"}))
     assert worse.policy.selector is EVERY_NODE
 
 
@@ -121,7 +121,7 @@ def test_policy_names_binding_or_cluster_id(cluster: str | None, about: bool) ->
 
 
 def test_policies_are_sorted_by_name() -> None:
-    policies = [a_policy("c"), a_policy("a"), a_policy("elsewhere", cluster="west"), a_policy("b")]
+    policies = [new_policy("c"), new_policy("a"), new_policy("elsewhere", cluster="west"), new_policy("b")]
     for given in (policies, policies[::-1]):
         assert [each.policy.name for each in parsed_policies(given, PolicySide.OPERATOR, BINDING, "UTC")] == [
             "a",
@@ -131,7 +131,7 @@ def test_policies_are_sorted_by_name() -> None:
 
 
 def test_deleting_policy_does_not_count() -> None:
-    going = a_policy("going")
+    going = new_policy("going")
     going["metadata"]["deletionTimestamp"] = "2026-03-02T11:00:00Z"
     assert parsed_policies([going], PolicySide.OWNER, BINDING, "UTC") == []
 
@@ -139,33 +139,33 @@ def test_deleting_policy_does_not_count() -> None:
 # -- time of the last change
 
 
-def an_entry(time: str, **rest: str) -> Object:
+def new_entry(time: str, **rest: str) -> Object:
     return {"manager": "kubectl", "operation": "Update", "time": time, **rest}
 
 
 def with_entries(*entries: Object) -> Object:
-    policy = a_policy()
+    policy = new_policy()
     return {**policy, "metadata": {**policy["metadata"], "managedFields": list(entries)}}
 
 
 def test_spec_time_is_the_last_non_status_write() -> None:
     policy = with_entries(
-        an_entry("2026-02-01T08:00:00Z"),
-        an_entry("2026-02-03T08:00:00Z"),
-        an_entry("2026-02-02T08:00:00Z"),
-        an_entry("2026-03-01T08:00:00Z", subresource="status"),
+        new_entry("2026-02-01T08:00:00Z"),
+        new_entry("2026-02-03T08:00:00Z"),
+        new_entry("2026-02-02T08:00:00Z"),
+        new_entry("2026-03-01T08:00:00Z", subresource="status"),
     )
     assert changed_at(policy) == datetime(2026, 2, 3, 8, tzinfo=UTC)
     assert parse_policy(policy, PolicySide.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)
 
 
 def test_untouched_policy_has_its_creation_time() -> None:
-    assert changed_at(a_policy()) == datetime(2026, 1, 1, tzinfo=UTC)
+    assert changed_at(new_policy()) == datetime(2026, 1, 1, tzinfo=UTC)
     assert changed_at(with_entries({"manager": "old"})) == datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_cache_keeps_time_without_managed_fields() -> None:
-    remaining = with_changed_at(with_entries(an_entry("2026-02-03T08:00:00Z")))
+    remaining = with_changed_at(with_entries(new_entry("2026-02-03T08:00:00Z")))
     assert "managedFields" not in remaining["metadata"]
     assert changed_at(remaining) == datetime(2026, 2, 3, 8, tzinfo=UTC)
     assert parse_policy(remaining, PolicySide.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)

@@ -38,7 +38,7 @@ from tapestry.syncer.translate.pods import desired_twin
 from tapestry.syncer.translate.services import desired_objects
 from tapestry.syncer.translate.volumes import twin_claim, twin_volume
 
-from .world import MOUNT, World, a_world, phase
+from .world import MOUNT, World, new_world, phase
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 NODE = "vnode-e1-n1"
@@ -48,7 +48,7 @@ TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path":
 # -- a small consistent state
 
 
-def a_binding(**spec: Any) -> Binding:
+def new_binding(**spec: Any) -> Binding:
     reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
     allowed = {"drivers": ["nfs.example"]}
     given = {"clusterID": "e1", "secretRef": reference, "mountNamespace": MOUNT, "serviceNamespaces": ["shop"]}
@@ -56,21 +56,21 @@ def a_binding(**spec: Any) -> Binding:
     return binding_of(with_type_meta(CLUSTER_BINDINGS, obj), "virtual")
 
 
-BINDING = a_binding()
+BINDING = new_binding()
 
 
-def an_object(resource: Resource, name: str, namespace: str = "shop", **content: Any) -> Object:
+def new_object(resource: Resource, name: str, namespace: str = "shop", **content: Any) -> Object:
     metadata: Object = {"name": name, "uid": f"{resource.plural}-{name}", "resourceVersion": "1"}
     if resource.namespaced:
         metadata["namespace"] = namespace
     return with_type_meta(resource, {"metadata": metadata, **content})
 
 
-def a_pod(name: str = "web", *, mapped: bool = True, **spec: Any) -> Object:
+def new_pod(name: str = "web", *, mapped: bool = True, **spec: Any) -> Object:
     condition = {"type": keys.MAPPED_CONDITION, "status": "True", "message": f"twin-of-{name}", "reason": "Mapped"}
     status = {"phase": "Running", "conditions": [condition] if mapped else []}
     container = {"name": "c", "image": "i"}
-    pod = an_object(PODS, name, spec={"nodeName": NODE, "containers": [container], **spec})
+    pod = new_object(PODS, name, spec={"nodeName": NODE, "containers": [container], **spec})
     return virtual_pod({**pod, "status": status}).object
 
 
@@ -78,31 +78,31 @@ def physical_ref(obj: Object, uid: str) -> Object:
     return {**obj, "metadata": {**obj["metadata"], "uid": uid, "resourceVersion": "1"}}
 
 
-def a_twin(pod: Object) -> Object:
+def new_twin(pod: Object) -> Object:
     return physical_ref(desired_twin(pod, BINDING, "n1"), f"twin-of-{name_of(pod)}")
 
 
-CONFIG = an_object(CONFIGMAPS, "settings", data={"k": "v"})
-SECRET = an_object(SECRETS, "password", data={"p": "eA=="})
+CONFIG = new_object(CONFIGMAPS, "settings", data={"k": "v"})
+SECRET = new_object(SECRETS, "password", data={"p": "eA=="})
 MOUNTS = [
     {"name": "s", "configMap": {"name": "settings"}},
     {"name": "p", "secret": {"secretName": "password"}},
     {"name": "d", "persistentVolumeClaim": {"claimName": "data"}},
     TOKEN,
 ]
-WEB = a_pod(volumes=MOUNTS)
-SERVICE = an_object(SERVICES, "front", spec={"ports": [{"port": 80}]})
+WEB = new_pod(volumes=MOUNTS)
+SERVICE = new_object(SERVICES, "front", spec={"ports": [{"port": 80}]})
 SLICE = {
-    **an_object(ENDPOINT_SLICES, "front-1", addressType="IPv4", endpoints=[{"addresses": ["10.0.0.7"]}], ports=[]),
+    **new_object(ENDPOINT_SLICES, "front-1", addressType="IPv4", endpoints=[{"addresses": ["10.0.0.7"]}], ports=[]),
 }
 SLICE["metadata"]["labels"] = {"kubernetes.io/service-name": "front"}
-CLAIM = an_object(
+CLAIM = new_object(
     PERSISTENT_VOLUME_CLAIMS,
     "data",
     spec={"volumeName": "pv1", "accessModes": ["ReadWriteOnce"]},
     status={"phase": "Bound"},
 )
-VOLUME = an_object(
+VOLUME = new_object(
     PERSISTENT_VOLUMES,
     "pv1",
     spec={
@@ -114,13 +114,13 @@ VOLUME = an_object(
 )
 
 
-def a_lease(name: str = NODE, renewed: datetime = NOW) -> Object:
+def new_lease(name: str = NODE, renewed: datetime = NOW) -> Object:
     owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": f"nodes-{name}"}
-    lease = an_object(LEASES, name, "kube-node-lease", spec={"renewTime": micro_timestamp(renewed)})
+    lease = new_object(LEASES, name, "kube-node-lease", spec={"renewTime": micro_timestamp(renewed)})
     return {**lease, "metadata": {**lease["metadata"], "ownerReferences": [owner]}}
 
 
-def a_snapshot() -> Snapshot:
+def new_snapshot() -> Snapshot:
     """Return a snapshot of a pod with everything that a pod can have, and a Service."""
     stands = desired_objects(SERVICE, [SLICE], BINDING)
     served = {
@@ -131,10 +131,10 @@ def a_snapshot() -> Snapshot:
     return Snapshot(
         binding=BINDING,
         now=NOW,
-        nodes={NODE: an_object(NODES, NODE)},
+        nodes={NODE: new_object(NODES, NODE)},
         other_nodes=set(),
         pods={key_of(WEB): WEB},
-        leases={NODE: a_lease()},
+        leases={NODE: new_lease()},
         virtual_objects={
             CONFIGMAPS: {key_of(CONFIG): digest_view(CONFIG)},
             SECRETS: {key_of(SECRET): digest_view(SECRET)},
@@ -144,7 +144,7 @@ def a_snapshot() -> Snapshot:
             PERSISTENT_VOLUMES: {key_of(VOLUME): VOLUME},
         },
         physical_objects={
-            PODS: [a_twin(WEB)],
+            PODS: [new_twin(WEB)],
             CONFIGMAPS: [digest_view(physical_ref(desired_copy(CONFIG, BINDING), "c"))],
             SECRETS: [
                 digest_view(physical_ref(desired_copy(SECRET, BINDING), "s")),
@@ -175,7 +175,7 @@ def single_finding(snapshot: Snapshot) -> Finding:
     return finding
 
 
-SNAPSHOT = a_snapshot()
+SNAPSHOT = new_snapshot()
 TWIN = SNAPSHOT.physical_objects[PODS][0]
 KINDS = list(SNAPSHOT.physical_objects)
 
@@ -191,7 +191,9 @@ def test_pod_without_twin_is_found() -> None:
     lost = single_finding(with_physical(SNAPSHOT, PODS))
     assert (lost.invariant, lost.side, lost.key) == (Invariant.TWINS, ClusterSide.VIRTUAL, "shop/web")
     assert (lost.message, lost.requeue) == ("its twin is gone", Requeue("pods", "shop/web"))
-    fresh = with_pods(with_physical(replace(SNAPSHOT, physical_objects=NO_PHYSICAL_OBJECTS), PODS), a_pod(mapped=False))
+    fresh = with_pods(
+        with_physical(replace(SNAPSHOT, physical_objects=NO_PHYSICAL_OBJECTS), PODS), new_pod(mapped=False)
+    )
     assert [each.message for each in findings(fresh) if each.invariant is Invariant.TWINS] == ["it has no twin"]
 
 
@@ -199,7 +201,7 @@ NO_PHYSICAL_OBJECTS: dict[Resource, list[Object]] = {resource: [] for resource i
 
 
 def waiting(**condition: str) -> Object:
-    pod = a_pod(mapped=False)
+    pod = new_pod(mapped=False)
     return {**pod, "status": {**pod["status"], "conditions": [{"status": "False", "reason": "R", **condition}]}}
 
 
@@ -208,10 +210,10 @@ def waiting(**condition: str) -> Object:
     [
         waiting(type=keys.MAPPED_CONDITION),
         waiting(type=keys.ACCEPTED_CONDITION),
-        {**a_pod(), "status": {"phase": "Succeeded", "conditions": []}},
-        changed(a_pod(mapped=False), deletionTimestamp="2026-03-02T12:00:00Z"),
-        changed(a_pod(mapped=False), namespace="kube-system"),
-        a_pod(mapped=False, nodeName="vnode-e1-2-n1"),
+        {**new_pod(), "status": {"phase": "Succeeded", "conditions": []}},
+        changed(new_pod(mapped=False), deletionTimestamp="2026-03-02T12:00:00Z"),
+        changed(new_pod(mapped=False), namespace="kube-system"),
+        new_pod(mapped=False, nodeName="vnode-e1-2-n1"),
     ],
     ids=["waits", "refused", "ended", "going", "system", "another-bindings"],
 )
@@ -338,7 +340,7 @@ def test_missing_required_copy_is_found() -> None:
     finding = single_finding(with_physical(SNAPSHOT, CONFIGMAPS))
     assert (finding.side, finding.key) == (ClusterSide.VIRTUAL, "shop/settings")
     optional = [{"name": "s", "configMap": {"name": "settings", "optional": True}}, *MOUNTS[1:]]
-    assert findings(with_pods(with_physical(SNAPSHOT, CONFIGMAPS), a_pod(volumes=optional))) == []
+    assert findings(with_pods(with_physical(SNAPSHOT, CONFIGMAPS), new_pod(volumes=optional))) == []
 
 
 def test_copy_without_source_is_an_orphan() -> None:
@@ -357,7 +359,7 @@ def test_missing_or_outdated_tokens_are_found() -> None:
 def test_secret_of_a_volume_is_no_orphan() -> None:
     reference = {"name": "password", "namespace": "shop"}
     volume = apply_merge_patch(VOLUME, {"spec": {"csi": {"nodeStageSecretRef": reference}}})
-    pod = a_pod(volumes=[each for each in MOUNTS if "secret" not in each])
+    pod = new_pod(volumes=[each for each in MOUNTS if "secret" not in each])
     snapshot = with_pods(
         with_physical(SNAPSHOT, PERSISTENT_VOLUMES, physical_ref(twin_volume(CLAIM, volume, BINDING), "pv")), pod
     )
@@ -416,12 +418,12 @@ def test_abandoned_lease_without_node_is_found() -> None:
     def with_lease(lease: Object, **more: Any) -> list[Finding]:
         return findings(replace(SNAPSHOT, leases={**SNAPSHOT.leases, name_of(lease): lease}, **more))
 
-    (finding,) = with_lease(a_lease("vnode-e1-gone", LONG_AGO))
+    (finding,) = with_lease(new_lease("vnode-e1-gone", LONG_AGO))
     assert (finding.side, finding.key, finding.requeue) == (ClusterSide.VIRTUAL, "kube-node-lease/vnode-e1-gone", None)
-    assert with_lease(a_lease("vnode-e1-gone")) == []
-    assert with_lease(a_lease("vnode-e1-2-n1", LONG_AGO), other_nodes={"vnode-e1-2-n1"}) == []
-    assert with_lease(a_lease("vnode-west-n1", LONG_AGO)) == []
-    unowned = changed(a_lease("vnode-e1-gone", LONG_AGO), ownerReferences=[])
+    assert with_lease(new_lease("vnode-e1-gone")) == []
+    assert with_lease(new_lease("vnode-e1-2-n1", LONG_AGO), other_nodes={"vnode-e1-2-n1"}) == []
+    assert with_lease(new_lease("vnode-west-n1", LONG_AGO)) == []
+    unowned = changed(new_lease("vnode-e1-gone", LONG_AGO), ownerReferences=[])
     assert with_lease(unowned) == []
 
 
@@ -457,7 +459,7 @@ def counted(invariant: str, metric: str = "tapestry_findings") -> float:
 
 def run_in_world(story: Callable[[World], Any]) -> None:
     async def main() -> None:
-        await story(await a_world())
+        await story(await new_world())
 
     run(main())
 

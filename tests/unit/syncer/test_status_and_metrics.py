@@ -15,7 +15,7 @@ from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE
 from tapestry.kube.times import parse_time
 
-from .world import MOUNT, NODE, World, a_world
+from .world import MOUNT, NODE, World, new_world
 
 SILENCE = 20.0
 
@@ -51,7 +51,7 @@ async def set_switch(world: World, value: str | None) -> None:
 
 @in_virtual_time
 async def test_last_seen_is_at_most_ten_seconds_old() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east", silence_seconds=SILENCE):
         await asyncio.sleep(20)
         written = len(world.up.writes("clusterbindings/east/status"))
@@ -72,7 +72,7 @@ def last_seen() -> float:
 
 @in_virtual_time
 async def test_last_seen_stops_when_the_cluster_is_unreachable() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east", silence_seconds=SILENCE):
         await asyncio.sleep(33)
         world.down.cut()
@@ -96,7 +96,7 @@ async def lease(world: World) -> Object:
 
 @in_virtual_time
 async def test_unreachable_metric_exists_from_the_start() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east", silence_seconds=SILENCE):
         assert metric("physical_cluster_unreachable") == 0
         world.down.cut()
@@ -107,7 +107,7 @@ async def test_unreachable_metric_exists_from_the_start() -> None:
 
 @in_virtual_time
 async def test_kill_switch_leases_nothing_but_keeps_allocatable() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east"):
         await asyncio.sleep(5)
         assert (await status(world, "leased"))["cpu"] == "4"
@@ -132,7 +132,7 @@ async def test_kill_switch_leases_nothing_but_keeps_allocatable() -> None:
 async def test_closed_window_leases_nothing() -> None:
     now = running_clock().now()
     opens = (now + timedelta(minutes=3)).strftime("%H:%M")
-    world = await a_world("east", policy={"timeWindows": [{"start": opens, "end": "24:00"}]})
+    world = await new_world("east", policy={"timeWindows": [{"start": opens, "end": "24:00"}]})
     async with world.syncer("east"):
         await asyncio.sleep(5)
         assert ((await status(world, "leased"))["cpu"], await world.allocatable()) == ("0", "4")
@@ -149,7 +149,7 @@ async def test_closed_window_leases_nothing() -> None:
 @in_virtual_time
 async def test_each_pod_counts_once_per_outcome() -> None:
     before = {outcome: count(*outcome) for outcome in OUTCOMES}
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east"):
         assert metric("pods_total", outcome="mapped", reason="") is not None
         await world.run_pod("work")
@@ -170,7 +170,7 @@ def count(outcome: str, reason: str) -> float:
 
 @in_virtual_time
 async def test_each_cache_reports_its_size() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east"):
         await world.add_foreign_pod("shop", "n1")
         await world.add_foreign_pod("till", "n1")

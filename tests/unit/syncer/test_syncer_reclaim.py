@@ -16,7 +16,7 @@ from tapestry.syncer.bottomup.reclaimer import Reclaimer
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.offline_reclaim import OfflineReclaim
 
-from .world import MOUNT, NODE, Gate, World, a_world
+from .world import MOUNT, NODE, Gate, World, new_world
 
 A_WEEK = 604800
 GRACE = 30
@@ -43,7 +43,7 @@ async def wait_for_end_of_twin(world: World, timeout: float = 2) -> None:
 
 @in_virtual_time
 async def test_kill_switch_shortens_grace_of_deleted_pod() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await run_lasting_pod(world)
         await world.delete_pod()
@@ -60,7 +60,7 @@ async def test_kill_switch_shortens_grace_of_deleted_pod() -> None:
 @pytest.mark.parametrize("finalizers", [[], ["example.com/keep"]], ids=["gone", "kept by a finalizer"])
 @in_virtual_time
 async def test_kill_switch_ends_twin_of_force_deleted_pod(finalizers: list[str]) -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await run_lasting_pod(world, metadata={"finalizers": finalizers})
         await world.delete_pod(grace=0)
@@ -71,7 +71,7 @@ async def test_kill_switch_ends_twin_of_force_deleted_pod(finalizers: list[str])
 
 @in_virtual_time
 async def test_kill_switch_shortens_grace_of_deleted_twin() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await run_lasting_pod(world)
         await world.physical.delete(PODS, await world.twin())
@@ -84,7 +84,7 @@ async def test_kill_switch_shortens_grace_of_deleted_twin() -> None:
 @in_virtual_time
 async def test_window_deadline_shortens_grace_of_deleted_pods() -> None:
     terms = {"forceReclaim": True, "gracefulReclaimPeriodSeconds": 60}
-    world = await a_world(policy={"timeWindows": [{"start": "00:00", "end": "00:10"}], **terms})
+    world = await new_world(policy={"timeWindows": [{"start": "00:00", "end": "00:10"}], **terms})
     async with world.syncer():
         await run_lasting_pod(world)
         await world.delete_pod()
@@ -95,7 +95,7 @@ async def test_window_deadline_shortens_grace_of_deleted_pods() -> None:
 
 @in_virtual_time
 async def test_deleted_pod_keeps_grace_without_force() -> None:
-    world = await a_world(policy={"timeWindows": [{"start": "00:00", "end": "00:10"}]})
+    world = await new_world(policy={"timeWindows": [{"start": "00:00", "end": "00:10"}]})
     async with world.syncer():
         await run_lasting_pod(world)
         await world.delete_pod()
@@ -105,7 +105,7 @@ async def test_deleted_pod_keeps_grace_without_force() -> None:
 
 @in_virtual_time
 async def test_deleted_pods_leave_while_virtual_api_is_unreachable() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await run_lasting_pod(world)
         await world.delete_pod()
@@ -118,7 +118,7 @@ async def test_deleted_pods_leave_while_virtual_api_is_unreachable() -> None:
 @pytest.mark.parametrize("pod_grace", [None, 0], ids=["with grace", "by force"])
 @in_virtual_time
 async def test_former_leader_shortens_grace_of_deleted_twins(pod_grace: int | None) -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer() as parts:
         await run_lasting_pod(world)
         await world.delete_pod(grace=pod_grace)
@@ -138,7 +138,7 @@ async def test_former_leader_shortens_grace_of_deleted_twins(pod_grace: int | No
 
 @in_virtual_time
 async def test_forced_withdrawal_shortens_grace_of_deleted_pods() -> None:
-    world = await a_world(policy={"forceReclaim": True, "gracefulReclaimPeriodSeconds": 5})
+    world = await new_world(policy={"forceReclaim": True, "gracefulReclaimPeriodSeconds": 5})
     async with world.syncer():
         await run_lasting_pod(world)
         await world.delete_pod(grace=0)
@@ -150,7 +150,7 @@ async def test_forced_withdrawal_shortens_grace_of_deleted_pods() -> None:
 @pytest.mark.parametrize("finalizers", [[], ["example.com/keep"]], ids=["gone", "kept by a finalizer"])
 @in_virtual_time
 async def test_kill_switch_shortens_grace_of_later_twin(finalizers: list[str]) -> None:
-    world = await a_world(directScheduling=True)
+    world = await new_world(directScheduling=True)
     async with world.syncer():
         world.down.before = gate = Gate("POST", "/pods")
         await world.add_pod(terminationGracePeriodSeconds=A_WEEK, metadata={"finalizers": finalizers})
@@ -164,7 +164,7 @@ async def test_kill_switch_shortens_grace_of_later_twin(finalizers: list[str]) -
 
 @in_virtual_time
 async def test_unbinding_shortens_grace_of_deleting_twins() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await run_lasting_pod(world)
         place = await world.twin_ref()
@@ -185,7 +185,7 @@ async def test_unbinding_shortens_grace_of_deleting_twins() -> None:
 
 @in_virtual_time
 async def test_unbinding_unreachable_cluster_deletes_virtual_nodes() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await run_lasting_pod(world)
         world.down.cut()

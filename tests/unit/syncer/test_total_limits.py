@@ -17,8 +17,8 @@ from tapestry.kube.resources import NODES
 from tapestry.syncer.leasing import LeaseRules, PolicySide
 from tapestry.syncer.total_limits import ShareRequest, combined_limits, node_shares
 
-from .test_leasing import a_policy, at
-from .world import MAPPED, World, a_world, phase
+from .test_leasing import at, new_policy
+from .world import MAPPED, World, new_world, phase
 
 CLAIMS = st.dictionaries(
     st.text("abcdefgh", min_size=1, max_size=3),
@@ -102,12 +102,12 @@ def test_adding_nodes_one_by_one_writes_few() -> None:
 
 def test_generous_policy_and_smaller_side_count() -> None:
     def with_total(side: PolicySide, cpu: str, hours: str = "") -> object:
-        found = a_policy(f"p{cpu}", hours, side=side)
+        found = new_policy(f"p{cpu}", hours, side=side)
         return replace(found, spec=structs.replace(found.spec, total_limits=(TotalLimit("cpu", cpu),)))
 
     operator = [with_total(PolicySide.OPERATOR, "10"), with_total(PolicySide.OPERATOR, "30", "22:00-06:00")]
-    owner = [with_total(PolicySide.OWNER, "20"), a_policy("q", side=PolicySide.OWNER)]
-    rules = LeaseRules(operator, owner, a_policy().selector)  # type: ignore[arg-type]
+    owner = [with_total(PolicySide.OWNER, "20"), new_policy("q", side=PolicySide.OWNER)]
+    rules = LeaseRules(operator, owner, new_policy().selector)  # type: ignore[arg-type]
     assert combined_limits(rules, at("12:00")) == {"cpu": parse_quantity("10")}
     assert combined_limits(rules, at("23:00")) == {"cpu": parse_quantity("20")}
 
@@ -138,7 +138,7 @@ TOTAL = {"totalLimits": [{"resource": "cpu", "quantity": "4"}, {"resource": "pod
 
 @in_virtual_time
 async def test_total_is_divided_among_virtual_nodes() -> None:
-    world = await a_world(policy=TOTAL)
+    world = await new_world(policy=TOTAL)
     await world.add_node("n2", cpu="12")
     async with world.syncer():
         await asyncio.sleep(5)
@@ -153,7 +153,7 @@ async def test_total_is_divided_among_virtual_nodes() -> None:
 
 @in_virtual_time
 async def test_pods_stay_within_total_without_evictions() -> None:
-    world = await a_world(policy=TOTAL)
+    world = await new_world(policy=TOTAL)
     await world.add_node("n2")
     async with world.syncer():
         await asyncio.sleep(5)
@@ -172,7 +172,7 @@ async def test_pods_stay_within_total_without_evictions() -> None:
 
 @in_virtual_time
 async def test_changed_total_counts_at_once_and_survives_restart() -> None:
-    world = await a_world(policy=TOTAL)
+    world = await new_world(policy=TOTAL)
     await world.add_node("n2")
     async with world.syncer():
         await asyncio.sleep(5)
@@ -188,7 +188,7 @@ async def test_changed_total_counts_at_once_and_survives_restart() -> None:
 
 @in_virtual_time
 async def test_foreign_pod_rewrites_few_virtual_nodes() -> None:
-    world = await a_world(policy={"totalLimits": [{"resource": "cpu", "quantity": "40"}]})
+    world = await new_world(policy={"totalLimits": [{"resource": "cpu", "quantity": "40"}]})
     for number in range(2, 41):
         await world.add_node(f"n{number}")
     async with world.syncer():

@@ -30,18 +30,18 @@ ROLE = "node-role.kubernetes.io/tapestry"
 BALANCERS = "node.kubernetes.io/exclude-from-external-load-balancers"
 
 
-def a_binding(name: str = "east", **spec: Any) -> Binding:
+def new_binding(name: str = "east", **spec: Any) -> Binding:
     reference = SecretReference("east", "tapestry-system")
     return Binding(name, "uid-b", "v1", ClusterBindingSpec("east", reference, **spec))
 
 
-def a_policy(name: str = "p", is_valid: bool = True, **spec: Any) -> Policy:
+def new_policy(name: str = "p", is_valid: bool = True, **spec: Any) -> Policy:
     return Policy(
         name, PolicySide.OWNER, ResourceLeasingPolicySpec("east", **spec), Schedule(), EVERY_NODE, NOW, is_valid
     )
 
 
-def a_lease(
+def new_lease(
     state: LeaseState = LeaseState.OPEN, *policies: Policy, ends: datetime | None = None, **amounts: str
 ) -> Lease:
     nothing = ResourceList()["cpu"]
@@ -61,7 +61,7 @@ READY = {
 }
 
 
-def a_node(name: str = "n1", **parts: Any) -> Object:
+def new_node(name: str = "n1", **parts: Any) -> Object:
     labels = {"topology.kubernetes.io/zone": "z1", "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": name}
     return {
         "metadata": {"name": name, "uid": "uid-n", "labels": {**labels, **parts.get("labels", {})}},
@@ -78,7 +78,7 @@ def a_node(name: str = "n1", **parts: Any) -> Object:
     }
 
 
-def a_taint(key: str, effect: str = "NoSchedule", **rest: str) -> Object:
+def new_taint(key: str, effect: str = "NoSchedule", **rest: str) -> Object:
     return {"key": key, "effect": effect, **rest}
 
 
@@ -89,7 +89,9 @@ def desired(
     existing: Object | None = None,
     now: datetime = NOW,
 ) -> Object:
-    return virtual_node(node or a_node(), lease or a_lease(), binding or a_binding(), "vnode-east-n1", existing, now)
+    return virtual_node(
+        node or new_node(), lease or new_lease(), binding or new_binding(), "vnode-east-n1", existing, now
+    )
 
 
 def converged(existing: Object | None, node: Object) -> Object:
@@ -130,18 +132,18 @@ def test_virtual_node_has_physical_and_own_labels() -> None:
     ],
 )
 def test_cluster_specific_label_is_not_copied(reserved: str) -> None:
-    assert reserved not in labels_of(desired(a_node(labels={reserved: "x"})))
+    assert reserved not in labels_of(desired(new_node(labels={reserved: "x"})))
 
 
 def test_physical_node_cannot_imitate_another_binding() -> None:
-    pretender = a_node(labels={keys.CLUSTER_BINDING_UID: "another", keys.NODE_TYPE: "real"})
+    pretender = new_node(labels={keys.CLUSTER_BINDING_UID: "another", keys.NODE_TYPE: "real"})
     assert labels_of(desired(pretender)) == labels_of(desired())
 
 
 def test_long_names_are_complete_in_annotations() -> None:
     name, binding = "ip-10-0-0-1." + "region." * 12 + "internal", "b" * 100
     found = virtual_node(
-        a_node(name), a_lease(), a_binding(binding), virtual_node_name("east", name), existing=None, now=NOW
+        new_node(name), new_lease(), new_binding(binding), virtual_node_name("east", name), existing=None, now=NOW
     )
     assert not [value for value in labels_of(found).values() if label_value_error(value)]
     assert labels_of(found)[keys.PHYSICAL_NODE_NAME].startswith("ip-10-0-0-1.region")
@@ -150,24 +152,24 @@ def test_long_names_are_complete_in_annotations() -> None:
 
 
 def test_policies_are_named_with_their_side() -> None:
-    found = desired(lease=a_lease(LeaseState.OPEN, a_policy("a"), a_policy("b")))
+    found = desired(lease=new_lease(LeaseState.OPEN, new_policy("a"), new_policy("b")))
     assert annotations_of(found)[keys.POLICIES_APPLIED] == "owner/a,owner/b"
     assert annotations_of(found)[keys.PHYSICAL_NODE_UID] == "uid-n"
 
 
 def test_lease_end_is_annotated_while_near() -> None:
     assert keys.LEASE_ENDS not in annotations_of(desired())
-    far = replace(a_lease(ends=LATER), ends_soon=False)
+    far = replace(new_lease(ends=LATER), ends_soon=False)
     assert keys.LEASE_ENDS not in annotations_of(desired(lease=far))
-    near = converged(None, desired(lease=a_lease(ends=LATER)))
+    near = converged(None, desired(lease=new_lease(ends=LATER)))
     assert annotations_of(near)[keys.LEASE_ENDS] == "2026-03-02T09:00:00Z"
-    over = converged(near, desired(lease=a_lease(LeaseState.CLOSED), existing=near))
+    over = converged(near, desired(lease=new_lease(LeaseState.CLOSED), existing=near))
     assert keys.LEASE_ENDS not in annotations_of(over)
 
 
 def test_closed_node_gives_its_reason() -> None:
-    closed = converged(None, desired(lease=a_lease(LeaseState.CLOSED)))
-    assert annotations_of(closed)[keys.CLOSED_REASON] == a_lease(LeaseState.CLOSED).reason
+    closed = converged(None, desired(lease=new_lease(LeaseState.CLOSED)))
+    assert annotations_of(closed)[keys.CLOSED_REASON] == new_lease(LeaseState.CLOSED).reason
     assert keys.CLOSED_REASON not in annotations_of(converged(closed, desired(existing=closed)))
 
 
@@ -176,31 +178,31 @@ def test_closed_node_gives_its_reason() -> None:
 
 def test_default_taint_unless_binding_disables_it() -> None:
     assert pairs(desired()) == [(keys.VNODE_TAINT, "NoSchedule")]
-    assert pairs(desired(binding=a_binding(disable_node_default_taint=True))) == []
+    assert pairs(desired(binding=new_binding(disable_node_default_taint=True))) == []
 
 
 def test_empty_taints_cause_no_second_write() -> None:
-    bare = desired(binding=a_binding(disable_node_default_taint=True))
+    bare = desired(binding=new_binding(disable_node_default_taint=True))
     assert owned_patch({**bare, "spec": {}}, bare) == {}
 
 
 def test_owners_taints_precede_ours_in_order() -> None:
-    node = a_node(taints=[a_taint("b", value="x"), a_taint("a", "PreferNoSchedule")])
+    node = new_node(taints=[new_taint("b", value="x"), new_taint("a", "PreferNoSchedule")])
     assert desired(node)["spec"]["taints"] == [
-        a_taint("b", value="x"),
-        a_taint("a", "PreferNoSchedule"),
-        a_taint(keys.VNODE_TAINT),
+        new_taint("b", value="x"),
+        new_taint("a", "PreferNoSchedule"),
+        new_taint(keys.VNODE_TAINT),
     ]
 
 
 def test_no_execute_becomes_no_schedule() -> None:
-    node = a_node(taints=[a_taint("a", "NoExecute", timeAdded="2026-01-01T00:00:00Z")])
-    assert desired(node)["spec"]["taints"][0] == a_taint("a")
+    node = new_node(taints=[new_taint("a", "NoExecute", timeAdded="2026-01-01T00:00:00Z")])
+    assert desired(node)["spec"]["taints"][0] == new_taint("a")
 
 
 def test_key_with_both_effects_has_one() -> None:
-    node = a_node(
-        taints=[a_taint("a", value="x"), a_taint("a", "NoExecute", value="x"), a_taint("a", "PreferNoSchedule")]
+    node = new_node(
+        taints=[new_taint("a", value="x"), new_taint("a", "NoExecute", value="x"), new_taint("a", "PreferNoSchedule")]
     )
     assert pairs(desired(node))[:-1] == [("a", "NoSchedule"), ("a", "PreferNoSchedule")]
 
@@ -216,22 +218,22 @@ def test_key_with_both_effects_has_one() -> None:
     ],
 )
 def test_lifecycle_and_own_taints_are_not_copied(key: str) -> None:
-    assert desired(a_node(taints=[a_taint(key, effect) for effect in ("NoSchedule", "NoExecute")])) == desired()
+    assert desired(new_node(taints=[new_taint(key, effect) for effect in ("NoSchedule", "NoExecute")])) == desired()
 
 
 def test_cordon_becomes_a_taint() -> None:
-    assert (keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT, "NoSchedule") in pairs(desired(a_node(unschedulable=True)))
+    assert (keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT, "NoSchedule") in pairs(desired(new_node(unschedulable=True)))
 
 
 def test_closed_taint_keeps_its_start_time() -> None:
-    closed = converged(None, desired(lease=a_lease(LeaseState.CLOSED)))
-    taint = a_taint(keys.OUT_OF_TIME_WINDOWS_TAINT, timeAdded="2026-03-02T08:00:00Z")
+    closed = converged(None, desired(lease=new_lease(LeaseState.CLOSED)))
+    taint = new_taint(keys.OUT_OF_TIME_WINDOWS_TAINT, timeAdded="2026-03-02T08:00:00Z")
     assert taint_named(closed, keys.OUT_OF_TIME_WINDOWS_TAINT) == taint
-    still = converged(closed, desired(lease=a_lease(LeaseState.CLOSED), existing=closed, now=LATER))
+    still = converged(closed, desired(lease=new_lease(LeaseState.CLOSED), existing=closed, now=LATER))
     assert taint_named(still, keys.OUT_OF_TIME_WINDOWS_TAINT) == taint
     opened = converged(still, desired(existing=still, now=LATER))
     assert taint_named(opened, keys.OUT_OF_TIME_WINDOWS_TAINT) is None
-    again = desired(lease=a_lease(LeaseState.CLOSED), existing=opened, now=LATER)
+    again = desired(lease=new_lease(LeaseState.CLOSED), existing=opened, now=LATER)
     assert taint_named(again, keys.OUT_OF_TIME_WINDOWS_TAINT) == {**taint, "timeAdded": "2026-03-02T09:00:00Z"}
 
 
@@ -239,15 +241,15 @@ def test_withdrawn_taint_is_removed_when_leased_again() -> None:
     node = converged(None, desired())
     going = converged(node, withdrawal_patch(node, NOW))
     assert pairs(going) == [(keys.VNODE_TAINT, "NoSchedule"), (keys.WITHDRAWING_TAINT, "NoSchedule")]
-    assert taint_named(going, keys.WITHDRAWING_TAINT) == a_taint(
+    assert taint_named(going, keys.WITHDRAWING_TAINT) == new_taint(
         keys.WITHDRAWING_TAINT, timeAdded="2026-03-02T08:00:00Z"
     )
     assert pairs(converged(going, desired(existing=going, now=LATER))) == [(keys.VNODE_TAINT, "NoSchedule")]
 
 
 def test_no_taint_has_effect_no_execute() -> None:
-    node = a_node(taints=[a_taint("a", "NoExecute")], unschedulable=True)
-    found = desired(node, a_lease(LeaseState.CLOSED))
+    node = new_node(taints=[new_taint("a", "NoExecute")], unschedulable=True)
+    found = desired(node, new_lease(LeaseState.CLOSED))
     assert {effect for _, effect in pairs(converged(found, withdrawal_patch(found, NOW)))} == {"NoSchedule"}
 
 
@@ -255,13 +257,13 @@ def test_no_taint_has_effect_no_execute() -> None:
 
 
 def test_capacity_and_allocatable_are_the_leased_amounts() -> None:
-    status = desired(lease=a_lease(cpu="2", memory="4Gi", **{"nvidia.com/gpu": "1"}))["status"]
+    status = desired(lease=new_lease(cpu="2", memory="4Gi", **{"nvidia.com/gpu": "1"}))["status"]
     assert status["capacity"] == status["allocatable"] == {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "1"}
 
 
 def test_missing_resource_is_removed() -> None:
-    before = converged(None, desired(lease=a_lease(cpu="2", **{"nvidia.com/gpu": "1"})))
-    after = converged(before, desired(lease=a_lease(cpu="2"), existing=before))
+    before = converged(None, desired(lease=new_lease(cpu="2", **{"nvidia.com/gpu": "1"})))
+    after = converged(before, desired(lease=new_lease(cpu="2"), existing=before))
     assert after["status"]["capacity"] == after["status"]["allocatable"] == {"cpu": "2"}
 
 
@@ -276,7 +278,7 @@ def test_addresses_are_internal_and_virtual_hostname() -> None:
 def test_kubelet_address_is_first_without_hostname() -> None:
     def status_with(host: str) -> Object:
         kubelet = Endpoint(host, 10250)
-        node = virtual_node(a_node(), a_lease(), a_binding(), "vnode-east-n1", None, NOW, kubelet)
+        node = virtual_node(new_node(), new_lease(), new_binding(), "vnode-east-n1", None, NOW, kubelet)
         status: Object = node["status"]
         return status
 
@@ -287,19 +289,19 @@ def test_kubelet_address_is_first_without_hostname() -> None:
 
 
 def test_heartbeat_changes_nothing() -> None:
-    beats = [a_node(conditions=[{**READY, "lastHeartbeatTime": f"2026-03-02T08:00:0{at}Z"}]) for at in range(3)]
+    beats = [new_node(conditions=[{**READY, "lastHeartbeatTime": f"2026-03-02T08:00:0{at}Z"}]) for at in range(3)]
     assert desired(beats[0]) == desired(beats[1]) == desired(beats[2])
 
 
 def test_unready_node_is_unready_in_virtual_cluster() -> None:
     down = {**READY, "status": "False", "reason": "KubeletNotReady", "lastTransitionTime": "2026-03-02T07:00:00Z"}
-    found = find_condition(desired(a_node(conditions=[down]))["status"]["conditions"], "Ready")
+    found = find_condition(desired(new_node(conditions=[down]))["status"]["conditions"], "Ready")
     assert found == {**down, "lastHeartbeatTime": "2026-03-02T07:00:00Z"}
 
 
 def test_untrusted_conditions_are_bounded() -> None:
     many = [{**READY, "type": f"C{at}", "message": "\N{SNOWMAN}" * 4000, "extra": "x"} for at in range(100)]
-    found = desired(a_node(conditions=many))["status"]["conditions"]
+    found = desired(new_node(conditions=many))["status"]["conditions"]
     assert len(found) == 32
     assert max(len(each["message"].encode()) for each in found) <= 4096
     assert all("extra" not in each for each in found)
@@ -308,15 +310,15 @@ def test_untrusted_conditions_are_bounded() -> None:
 def test_condition_without_message_stays_without() -> None:
     """A server would drop an empty message, and every pass would write it again."""
     quiet = {key: value for key, value in READY.items() if key != "message"}
-    assert "message" not in desired(a_node(conditions=[{**quiet, "message": ""}]))["status"]["conditions"][0]
+    assert "message" not in desired(new_node(conditions=[{**quiet, "message": ""}]))["status"]["conditions"][0]
 
 
 # -- other writers
 
 
 def test_second_pass_writes_nothing() -> None:
-    for lease in (a_lease(), a_lease(LeaseState.CLOSED, a_policy()), a_lease(ends=LATER)):
-        node = a_node(taints=[a_taint("a", "NoExecute")], unschedulable=True)
+    for lease in (new_lease(), new_lease(LeaseState.CLOSED, new_policy()), new_lease(ends=LATER)):
+        node = new_node(taints=[new_taint("a", "NoExecute")], unschedulable=True)
         found = converged(None, desired(node, lease))
         assert owned_patch(found, desired(node, lease, existing=found, now=LATER)) == {}
 
@@ -330,11 +332,11 @@ def edited(node: Object, **parts: Any) -> Object:
 
 def test_users_additions_survive() -> None:
     node = converged(None, desired())
-    own = edited(node, labels={"team": "a"}, annotations={"note": "b"}, taints=[a_taint("mine", "NoExecute")])
-    later = converged(own, desired(a_node(labels={"new": "1"}), existing=own))
+    own = edited(node, labels={"team": "a"}, annotations={"note": "b"}, taints=[new_taint("mine", "NoExecute")])
+    later = converged(own, desired(new_node(labels={"new": "1"}), existing=own))
     assert labels_of(later)["team"] == "a"
     assert annotations_of(later)["note"] == "b"
-    assert taint_named(later, "mine") == a_taint("mine", "NoExecute")
+    assert taint_named(later, "mine") == new_taint("mine", "NoExecute")
     assert labels_of(later)["new"] == "1"
 
 
@@ -345,12 +347,12 @@ def test_users_change_stays_until_the_owner_changes_it(mine: str | None) -> None
     for _ in range(2):
         node = converged(node, desired(existing=node))
         assert labels_of(node).get(zone) == mine
-    node = converged(node, desired(a_node(labels={zone: "z2"}), existing=node))
+    node = converged(node, desired(new_node(labels={zone: "z2"}), existing=node))
     assert labels_of(node)[zone] == "z2"
 
 
 def test_unwanted_own_values_are_removed() -> None:
-    old = a_node(labels={"pool": "spot"}, taints=[a_taint("spot")])
+    old = new_node(labels={"pool": "spot"}, taints=[new_taint("spot")])
     node = converged(None, desired(old))
     node = converged(node, desired(existing=node))
     assert "pool" not in labels_of(node)
@@ -358,20 +360,20 @@ def test_unwanted_own_values_are_removed() -> None:
 
 
 def test_unwanted_value_changed_by_user_stays() -> None:
-    node = edited(converged(None, desired(a_node(labels={"pool": "spot"}))), labels={"pool": "mine"})
+    node = edited(converged(None, desired(new_node(labels={"pool": "spot"}))), labels={"pool": "mine"})
     node = converged(node, desired(existing=node))
     assert labels_of(node)["pool"] == "mine"
 
 
 @pytest.mark.parametrize("theirs", ["another", None])
 def test_own_keys_cannot_be_changed(theirs: str | None) -> None:
-    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, a_policy(), ends=LATER)))
+    node = converged(None, desired(lease=new_lease(LeaseState.OPEN, new_policy(), ends=LATER)))
     changed = edited(
         node,
         labels={keys.CLUSTER_BINDING_UID: theirs, keys.NODE_TYPE: theirs},
         annotations={keys.POLICIES_APPLIED: theirs, keys.LEASE_ENDS: theirs},
     )
-    again = converged(changed, desired(lease=a_lease(LeaseState.OPEN, a_policy()), existing=changed))
+    again = converged(changed, desired(lease=new_lease(LeaseState.OPEN, new_policy()), existing=changed))
     assert labels_of(again)[keys.CLUSTER_BINDING_UID] == "uid-b"
     assert labels_of(again)[keys.NODE_TYPE] == "virtual"
     assert annotations_of(again)[keys.POLICIES_APPLIED] == "owner/p"
@@ -379,13 +381,13 @@ def test_own_keys_cannot_be_changed(theirs: str | None) -> None:
 
 
 def test_removed_own_taint_is_restored() -> None:
-    node = converged(None, desired(lease=a_lease(LeaseState.CLOSED)))
+    node = converged(None, desired(lease=new_lease(LeaseState.CLOSED)))
     bare = with_value(node, ("spec", "taints"), [])
-    assert pairs(converged(bare, desired(lease=a_lease(LeaseState.CLOSED), existing=bare))) == pairs(node)
+    assert pairs(converged(bare, desired(lease=new_lease(LeaseState.CLOSED), existing=bare))) == pairs(node)
 
 
 def test_taints_of_virtual_controllers_stay() -> None:
-    node = edited(converged(None, desired()), taints=[a_taint("node.kubernetes.io/unschedulable")])
+    node = edited(converged(None, desired()), taints=[new_taint("node.kubernetes.io/unschedulable")])
     assert taint_named(converged(node, desired(existing=node)), "node.kubernetes.io/unschedulable")
 
 
@@ -401,7 +403,7 @@ def test_unreadable_record_counts_as_empty(text: str) -> None:
 
 words = st.dictionaries(st.sampled_from(["a", "b", "c", "tapestry.io/x"]), st.sampled_from(["1", "2"]))
 taints = st.lists(
-    st.builds(a_taint, st.sampled_from(["a", "b"]), st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"])),
+    st.builds(new_taint, st.sampled_from(["a", "b"]), st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"])),
     max_size=3,
     unique_by=lambda taint: (taint["key"], taint["effect"]),
 )
@@ -417,7 +419,7 @@ def test_one_pass_suffices_and_taints_are_unique(
 ) -> None:
     node: Object | None = None
     for physical_labels, tainted, virtual_labels, state in steps:
-        physical, lease = a_node(labels=physical_labels, taints=tainted), a_lease(state)
+        physical, lease = new_node(labels=physical_labels, taints=tainted), new_lease(state)
         node = converged(node, desired(physical, lease, existing=node))
         assert owned_patch(node, desired(physical, lease, existing=node, now=LATER)) == {}
         assert len(set(pairs(node))) == len(pairs(node))
@@ -428,11 +430,11 @@ def test_one_pass_suffices_and_taints_are_unique(
 
 
 def test_last_terms_count_from_the_withdrawal() -> None:
-    lease = a_lease(
+    lease = new_lease(
         LeaseState.OPEN,
-        a_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60),
-        a_policy("b", force_reclaim=True, graceful_reclaim_period_seconds=600, evict_during_grace=True),
-        a_policy("c", graceful_reclaim_period_seconds=6000),
+        new_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60),
+        new_policy("b", force_reclaim=True, graceful_reclaim_period_seconds=600, evict_during_grace=True),
+        new_policy("c", graceful_reclaim_period_seconds=6000),
     )
     node = converged(None, desired(lease=lease))
     assert last_reclaim_terms(node, NOW).deadline == NOW + timedelta(minutes=10)
@@ -443,7 +445,7 @@ def test_last_terms_count_from_the_withdrawal() -> None:
 
 
 def test_pods_finish_without_forced_policy() -> None:
-    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, a_policy(evict_during_grace=True))))
+    node = converged(None, desired(lease=new_lease(LeaseState.OPEN, new_policy(evict_during_grace=True))))
     found = last_reclaim_terms(node, NOW)
     assert (found.deadline, found.evict) == (None, False)
 
@@ -462,16 +464,16 @@ def test_pods_finish_without_forced_policy() -> None:
 def test_unreadable_terms_evict_no_pod(text: str) -> None:
     node = edited(converged(None, desired()), annotations={keys.LAST_TERMS: text})
     assert last_reclaim_terms(node, NOW) == NO_DEADLINE
-    rules = LeaseRules([], [a_policy("other")], EVERY_NODE)
-    assert removed_policies(rules, a_node(), node, NOW) == []
+    rules = LeaseRules([], [new_policy("other")], EVERY_NODE)
+    assert removed_policies(rules, new_node(), node, NOW) == []
 
 
 def test_last_terms_survive_invalid_policies() -> None:
-    strict, typo = a_policy(force_reclaim=True), a_policy(is_valid=False)
-    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, strict)))
-    held = converged(node, desired(lease=a_lease(LeaseState.CLOSED, typo), existing=node))
+    strict, typo = new_policy(force_reclaim=True), new_policy(is_valid=False)
+    node = converged(None, desired(lease=new_lease(LeaseState.OPEN, strict)))
+    held = converged(node, desired(lease=new_lease(LeaseState.CLOSED, typo), existing=node))
     assert last_reclaim_terms(held, NOW).deadline == NOW
-    fresh = converged(None, desired(lease=a_lease(LeaseState.CLOSED, typo)))
+    fresh = converged(None, desired(lease=new_lease(LeaseState.CLOSED, typo)))
     assert last_reclaim_terms(fresh, NOW).deadline is None
 
 
@@ -483,10 +485,10 @@ def rules_with(*policies: Policy) -> LeaseRules:
 
 
 def test_removed_policy_is_remembered_with_its_amounts() -> None:
-    given = a_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60, evict_during_grace=True)
-    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, given, cpu="3")))
-    assert removed_policies(rules_with(given), a_node(), node, LATER) == []
-    (deleted,) = removed_policies(rules_with(a_policy("b")), a_node(), node, LATER)
+    given = new_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60, evict_during_grace=True)
+    node = converged(None, desired(lease=new_lease(LeaseState.OPEN, given, cpu="3")))
+    assert removed_policies(rules_with(given), new_node(), node, LATER) == []
+    (deleted,) = removed_policies(rules_with(new_policy("b")), new_node(), node, LATER)
     assert (str(deleted), deleted.removed_at, deleted.is_open(NOW), deleted.is_open(LATER)) == (
         "owner/a",
         LATER,
@@ -499,22 +501,22 @@ def test_removed_policy_is_remembered_with_its_amounts() -> None:
 
 
 def test_policy_that_stops_selecting_counts_as_removed() -> None:
-    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, a_policy("a"))))
-    elsewhere = replace(a_policy("a"), selector=node_selector({"nodeSelectorTerms": []}))
-    assert list(map(str, removed_policies(rules_with(elsewhere), a_node(), node, LATER))) == ["owner/a"]
+    node = converged(None, desired(lease=new_lease(LeaseState.OPEN, new_policy("a"))))
+    elsewhere = replace(new_policy("a"), selector=node_selector({"nodeSelectorTerms": []}))
+    assert list(map(str, removed_policies(rules_with(elsewhere), new_node(), node, LATER))) == ["owner/a"]
 
 
 def test_removal_time_and_amounts_are_kept_while_needed() -> None:
-    node = converged(None, desired(lease=a_lease(LeaseState.OPEN, a_policy("a"), cpu="3")))
-    removed = removed_policies(rules_with(a_policy("b")), a_node(), node, LATER)
+    node = converged(None, desired(lease=new_lease(LeaseState.OPEN, new_policy("a"), cpu="3")))
+    removed = removed_policies(rules_with(new_policy("b")), new_node(), node, LATER)
     closed = replace(
-        a_lease(LeaseState.CLOSED, a_policy("b"), cpu="1"),
+        new_lease(LeaseState.CLOSED, new_policy("b"), cpu="1"),
         removed_policies=tuple(removed),
         deciding_policies=tuple(removed),
     )
     held = converged(node, desired(lease=closed, existing=node, now=LATER))
-    again = removed_policies(rules_with(a_policy("b")), a_node(), held, LATER + timedelta(hours=1))
+    again = removed_policies(rules_with(new_policy("b")), new_node(), held, LATER + timedelta(hours=1))
     assert again == removed
     assert owned_patch(held, desired(lease=closed, existing=held, now=LATER)) == {}
-    opened = converged(held, desired(lease=a_lease(LeaseState.OPEN, a_policy("b")), existing=held))
-    assert removed_policies(rules_with(a_policy("b")), a_node(), opened, LATER) == []
+    opened = converged(held, desired(lease=new_lease(LeaseState.OPEN, new_policy("b")), existing=held))
+    assert removed_policies(rules_with(new_policy("b")), new_node(), opened, LATER) == []

@@ -24,7 +24,7 @@ MINUTE = timedelta(minutes=1)
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
-def a_schedule(windows: str, zone: str = "UTC") -> Schedule:
+def new_schedule(windows: str, zone: str = "UTC") -> Schedule:
     """Return a schedule from a text like `Fri,Sat 22:00-06:00 + 12:00-13:00`, with or without days."""
     found = []
     for text in windows.split(" + ") if windows else ():
@@ -90,7 +90,7 @@ PLAIN = [
 def test_every_day_is_alike_without_clock_changes(
     windows: str, instant: str, is_open: bool, last: str | None, following: str | None, zone: str
 ) -> None:
-    schedule, now = a_schedule(windows, zone), at(instant, zone)
+    schedule, now = new_schedule(windows, zone), at(instant, zone)
     assert schedule.is_open(now) is is_open
     assert schedule.last_change(now) == (at(last, zone) if last else None)
     assert schedule.next_change(now) == (at(following, zone) if following else None)
@@ -141,14 +141,14 @@ SET = [
 def test_window_follows_the_wall_clock(
     window: str, zone: str, instant: str, is_open: bool, last: str, following: str
 ) -> None:
-    schedule, now = a_schedule(window, zone), at(instant)
+    schedule, now = new_schedule(window, zone), at(instant)
     assert schedule.is_open(now) is is_open
     assert schedule.last_change(now) == at(last)
     assert schedule.next_change(now) == at(following)
 
 
 def test_seconds_do_not_matter() -> None:
-    schedule, second = a_schedule("08:00-18:00"), timedelta(seconds=1)
+    schedule, second = new_schedule("08:00-18:00"), timedelta(seconds=1)
     before, edge = at("2026-03-02 08:00") - second, at("2026-03-02 08:00")
     assert not schedule.is_open(before)
     assert schedule.next_change(before) == edge
@@ -161,14 +161,14 @@ def test_window_zone_precedes_policy_and_default() -> None:
     window = TimeWindow("08:00", "09:00")
     own = ResourceLeasingPolicySpec("c", time_windows=(TimeWindow("08:00", "09:00", time_zone="Asia/Tokyo"), window))
     assert schedule_of(own, "UTC") == Schedule(
-        (*a_schedule("08:00-09:00", "Asia/Tokyo").windows, *a_schedule("08:00-09:00").windows)
+        (*new_schedule("08:00-09:00", "Asia/Tokyo").windows, *new_schedule("08:00-09:00").windows)
     )
     policys = ResourceLeasingPolicySpec("c", time_windows=(window,), time_zone="Asia/Tokyo")
-    assert schedule_of(policys, "UTC") == a_schedule("08:00-09:00", "Asia/Tokyo")
+    assert schedule_of(policys, "UTC") == new_schedule("08:00-09:00", "Asia/Tokyo")
 
 
 def test_schedule_may_use_several_zones() -> None:
-    tokyo, berlin = a_schedule("08:00-18:00", "Asia/Tokyo"), a_schedule("08:00-18:00", "Europe/Berlin")
+    tokyo, berlin = new_schedule("08:00-18:00", "Asia/Tokyo"), new_schedule("08:00-18:00", "Europe/Berlin")
     both = Schedule((*tokyo.windows, *berlin.windows))
     assert both.last_change(at("2026-01-15 05:00")) == at("2026-01-14 23:00")
     assert both.next_change(at("2026-01-15 05:00")) == at("2026-01-15 17:00")

@@ -364,7 +364,7 @@ class World(Clusters):
             manager.stop()
 
 
-async def a_world(*bindings: str, **spec: Any) -> World:
+async def new_world(*bindings: str, **spec: Any) -> World:
     """Create two clusters with the physical node `n1`; `spec` is part of the bindings."""
     apis = [InProcessApi(SERVED, now=running_clock().now) for _ in range(2)]
     world = World(*(Client(api.connect()) for api in apis), *map(Link, apis))

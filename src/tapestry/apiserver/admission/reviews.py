@@ -8,8 +8,8 @@ import msgspec
 
 from tapestry.apiserver.admission.expression_variables import admission_request
 from tapestry.apiserver.admission.matching import AdmissionAttributes
+from tapestry.apiserver.core.outgoing_http import WebhookCallError
 from tapestry.apiserver.core.requests import WriteRequest
-from tapestry.apiserver.core.webhook_client import WebhookCallError
 from tapestry.kube.errors import ERRORS_BY_CODE, ApiError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource

@@ -26,6 +26,7 @@ from tapestry.apiserver.admission.reviews import (
 )
 from tapestry.apiserver.admission.webhook_configurations import MUTATING, VALIDATING, Webhook, WebhookConfigurations
 from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.outgoing_http import WebhookCallError, WebhookClient
 from tapestry.apiserver.core.request_bodies import decoded_body
 from tapestry.apiserver.core.requests import (
     BOOTSTRAP_USER,
@@ -40,7 +41,6 @@ from tapestry.apiserver.core.requests import (
 from tapestry.apiserver.core.resource_registry import ResourceRegistry
 from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler, response_with_warnings
 from tapestry.apiserver.core.store import Store
-from tapestry.apiserver.core.webhook_client import WebhookCallError, WebhookClient
 from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.cel.errors import EvaluationError
 from tapestry.kube.errors import ApiError, BadRequest

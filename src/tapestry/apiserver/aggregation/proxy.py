@@ -28,11 +28,7 @@ from tapestry.apiserver.core.forwarding import (
     request_target,
     unreachable,
 )
-from tapestry.apiserver.core.requests import TRUE_VALUES, Call, User
-from tapestry.apiserver.core.responses import BODYLESS_STATUSES, ApiResponse, SessionResponse
-from tapestry.apiserver.core.sessions import Session
-from tapestry.apiserver.core.store import Store
-from tapestry.apiserver.core.webhook_client import (
+from tapestry.apiserver.core.outgoing_http import (
     MAX_TLS_CONTEXTS,
     ServiceResolver,
     WebhookCallError,
@@ -40,6 +36,10 @@ from tapestry.apiserver.core.webhook_client import (
     read_bounded,
     tls_context,
 )
+from tapestry.apiserver.core.requests import TRUE_VALUES, Call, User
+from tapestry.apiserver.core.responses import BODYLESS_STATUSES, ApiResponse, SessionResponse
+from tapestry.apiserver.core.sessions import Session
+from tapestry.apiserver.core.store import Store
 
 AGGREGATOR_USER = User("system:kube-aggregator", ("system:masters",))
 """The user that reads the documents of other servers."""

@@ -13,9 +13,9 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 
+from tapestry.apiserver.core.outgoing_http import os_error_text
 from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.responses import ApiResponse
-from tapestry.apiserver.core.webhook_client import os_error_text
 from tapestry.kube.errors import ServerError, Unavailable
 from tapestry.streams.upgrade import UpgradeResponse, dial, request_upgrade
 

@@ -12,9 +12,9 @@ from uuid import uuid4
 import msgspec
 
 from tapestry.apiserver.core import metadata as rules
+from tapestry.apiserver.core.outgoing_http import WebhookCallError, WebhookClient
 from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.core.storage_versions import STORAGE_VERSIONS
-from tapestry.apiserver.core.webhook_client import WebhookCallError, WebhookClient
 from tapestry.apiserver.customresources.definitions import Definitions
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object

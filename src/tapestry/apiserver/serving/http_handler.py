@@ -10,7 +10,7 @@ import hashlib
 import ssl
 import time
 from collections.abc import Mapping, MutableMapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -247,16 +247,15 @@ def response_headers(response: ApiResponse) -> MutableMapping[str, str]:
 async def send_stream(exchange: Exchange, response: ApiResponse, stream: Stream, timeout: float | None) -> None:
     """Send a stream, its head at once because clients wait for it. Abort if the client does not read in time."""
     try:
-        with suppress(ConnectionError):
-            async with asyncio.timeout(timeout), aclosing(stream.chunks()) as chunks:
-                headers = response_headers(response)
-                if response.cookies:
-                    headers = CIMultiDict([*headers.items(), *(("Set-Cookie", each) for each in response.cookies)])
-                await exchange.start_stream(response.status, headers)
-                async for chunk in chunks:
-                    await exchange.send_chunk(chunk)
-                exchange.end_stream()
-    except TimeoutError:
+        async with asyncio.timeout(timeout), aclosing(stream.chunks()) as chunks:
+            headers = response_headers(response)
+            if response.cookies:
+                headers = CIMultiDict([*headers.items(), *(("Set-Cookie", each) for each in response.cookies)])
+            await exchange.start_stream(response.status, headers)
+            async for chunk in chunks:
+                await exchange.send_chunk(chunk)
+            exchange.end_stream()
+    except (TimeoutError, ConnectionError):  # the client does not read, or has disconnected
         exchange.abort()
     finally:
         stream.end()

@@ -22,10 +22,10 @@ from tapestry.apiserver.core.forwarding import (
     request_target,
     unreachable,
 )
+from tapestry.apiserver.core.outgoing_http import connection_error_text
 from tapestry.apiserver.core.requests import Call, Target
 from tapestry.apiserver.core.responses import BODYLESS_STATUSES, ApiResponse, ChunkedBody, SessionResponse
 from tapestry.apiserver.core.sessions import Session
-from tapestry.apiserver.core.webhook_client import connection_error_text
 from tapestry.apiserver.subresources.connect_options import ConnectOptions
 from tapestry.apiserver.subresources.html_links import LinkRewriter
 from tapestry.apiserver.subresources.kubelet_client import KubeletClient

@@ -13,10 +13,10 @@ from tapestry.apiserver.core import api_errors, egress
 from tapestry.apiserver.core.config import KubeletClientConfig as Settings
 from tapestry.apiserver.core.faults import Fault, forbidden_field, invalid_object, invalid_value
 from tapestry.apiserver.core.forwarding import ProxiedBody, UpgradeServer
+from tapestry.apiserver.core.outgoing_http import connection_error_text, read_bounded, response_error_text
 from tapestry.apiserver.core.requests import TRUE_VALUES, Call, Query, Target
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.store import Store
-from tapestry.apiserver.core.webhook_client import connection_error_text, read_bounded, response_error_text
 from tapestry.kube.errors import ApiError, ServerError, error_from_status
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import NODES, Resource

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 
 from tapestry.apiserver.core import api_errors, egress
+from tapestry.apiserver.core.outgoing_http import ServiceResolver
 from tapestry.apiserver.core.requests import Target
 from tapestry.apiserver.core.store import Store
-from tapestry.apiserver.core.webhook_client import ServiceResolver
 from tapestry.apiserver.subresources.connect_options import MAX_PORT, PORT
 from tapestry.kube.errors import Unavailable
 from tapestry.kube.objects import Object, value_at

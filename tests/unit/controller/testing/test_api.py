@@ -20,17 +20,17 @@ from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, key_of, uid_of, version_of
 from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, PODS, SERVICE_ACCOUNTS, SERVICES, Resource
 
-from ...asking import COLLECTION, MERGE, POD, a_watch, answer, created, done, names, refused
+from ...asking import COLLECTION, MERGE, POD, answer, created, done, names, new_watch, refused
 
 WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
 RESOURCES = (PODS, NAMESPACES, CONFIGMAPS, SERVICES, SERVICE_ACCOUNTS, CRDS, WIDGETS)
 
 
-def an_api(**options: Any) -> InProcessApi:
+def new_api(**options: Any) -> InProcessApi:
     return InProcessApi(RESOURCES, now=lambda: START, **options)
 
 
-def a_pod(name: str = "p", **metadata: Any) -> Object:
+def new_pod(name: str = "p", **metadata: Any) -> Object:
     return specimen(PODS, name, "default", **metadata)
 
 
@@ -38,17 +38,17 @@ def a_pod(name: str = "p", **metadata: Any) -> Object:
 
 
 async def test_unlisted_resource_is_not_served() -> None:
-    assert (await refused(an_api(), "GET", "/api/v1/secrets"))["code"] == 404
-    assert (await done(an_api(), "GET", "/version"))["major"] == "1"
-    listed = await done(an_api(), "GET", "/api/v1")
+    assert (await refused(new_api(), "GET", "/api/v1/secrets"))["code"] == 404
+    assert (await done(new_api(), "GET", "/version"))["major"] == "1"
+    listed = await done(new_api(), "GET", "/api/v1")
     assert {each["name"] for each in listed["resources"] if "/" not in each["name"]} == {
         *("pods", "namespaces", "configmaps", "services", "serviceaccounts")
     }
 
 
 async def test_objects_are_defaulted_and_validated() -> None:
-    api = an_api()
-    pod = await created(api, {**a_pod(), "nonsense": True})
+    api = new_api()
+    pod = await created(api, {**new_pod(), "nonsense": True})
     assert "nonsense" not in pod
     assert (pod["spec"]["restartPolicy"], pod["status"]["phase"]) == ("Always", "Pending")
     nothing = await refused(api, "POST", COLLECTION, {"metadata": {"name": "q"}, "spec": {"containers": []}})
@@ -56,13 +56,13 @@ async def test_objects_are_defaulted_and_validated() -> None:
 
 
 async def test_namespaces_and_accounts_need_not_exist() -> None:
-    api = an_api()
+    api = new_api()
     assert await names(api, NAMESPACES.path()) == []
-    assert (await created(api, a_pod()))["metadata"]["namespace"] == "default"
+    assert (await created(api, new_pod()))["metadata"]["namespace"] == "default"
 
 
 async def test_custom_resource_keeps_any_field_and_has_status() -> None:
-    api = an_api()
+    api = new_api()
     path = WIDGETS.path("default", "w")
     await created(api, {"metadata": {"name": "w"}, "spec": {"any": {"field": 1}}, "status": {"no": 1}}, WIDGETS)
     found = await done(api, "PATCH", f"{path}/status", {"spec": {"any": 2}, "status": {"phase": "Ready"}}, MERGE)
@@ -71,7 +71,7 @@ async def test_custom_resource_keeps_any_field_and_has_status() -> None:
 
 
 async def test_created_definition_is_served() -> None:
-    api = an_api()
+    api = new_api()
     schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": {"size": {"type": "integer"}}}}}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     kind = {"plural": "gadgets", "kind": "Gadget"}
@@ -85,8 +85,8 @@ async def test_created_definition_is_served() -> None:
 
 
 async def test_insert_unvalidated_ignores_validation() -> None:
-    api = an_api()
-    await api.insert_unvalidated(PODS, {**a_pod(), "spec": {"containers": []}})
+    api = new_api()
+    await api.insert_unvalidated(PODS, {**new_pod(), "spec": {"containers": []}})
     found = await done(api, "GET", POD)
     assert found["spec"] == {"containers": []}
     assert found["metadata"]["uid"]
@@ -106,7 +106,7 @@ async def test_specimen_is_accepted(resource: Resource) -> None:
 
 async def test_uids_and_generated_names_follow_the_seed() -> None:
     async def dump(seed: int | None) -> list[Object]:
-        api = an_api(seed=seed)
+        api = new_api(seed=seed)
         await created(api, {"metadata": {"generateName": "x-"}}, CONFIGMAPS)
         return api.dump()
 
@@ -116,7 +116,7 @@ async def test_uids_and_generated_names_follow_the_seed() -> None:
 
 
 async def test_values_depend_on_the_name_only() -> None:
-    alone, crowded = an_api(seed=1), an_api(seed=1)
+    alone, crowded = new_api(seed=1), new_api(seed=1)
     service = specimen(SERVICES, "s", "default")
     await created(crowded, specimen(SERVICES, "first", "default"), SERVICES)
     one, other = await created(alone, service, SERVICES), await created(crowded, service, SERVICES)
@@ -125,15 +125,15 @@ async def test_values_depend_on_the_name_only() -> None:
 
 
 async def test_recreated_object_gets_another_uid() -> None:
-    api = an_api(seed=1)
-    first = await created(api, a_pod())
-    assert (await refused(api, "POST", COLLECTION, a_pod()))["reason"] == "AlreadyExists"
+    api = new_api(seed=1)
+    first = await created(api, new_pod())
+    assert (await refused(api, "POST", COLLECTION, new_pod()))["reason"] == "AlreadyExists"
     await done(api, "DELETE", POD)
-    assert uid_of(await created(api, a_pod())) != uid_of(first)
+    assert uid_of(await created(api, new_pod())) != uid_of(first)
 
 
 async def test_existing_service_is_already_exists() -> None:
-    api = an_api()
+    api = new_api()
     await created(api, specimen(SERVICES, "s", "default"), SERVICES)
     again = await refused(api, "POST", SERVICES.path("default"), specimen(SERVICES, "s", "default"))
     assert again["reason"] == "AlreadyExists"
@@ -141,7 +141,7 @@ async def test_existing_service_is_already_exists() -> None:
 
 async def test_tokens_differ_and_follow_the_seed() -> None:
     async def tokens() -> list[str]:
-        api = an_api(seed=1)
+        api = new_api(seed=1)
         await created(api, {"metadata": {"name": "robot"}}, SERVICE_ACCOUNTS)
         path = f"{SERVICE_ACCOUNTS.path('default', 'robot')}/token"
         return [(await done(api, "POST", path, {"spec": {}}))["status"]["token"] for _ in range(2)]
@@ -158,9 +158,9 @@ def test_bookmarks_arrive_each_minute_until_timeout() -> None:
     async def main() -> None:
         clock = running_clock()
         api = InProcessApi(RESOURCES, now=clock.now)
-        version = version_of(await created(api, a_pod()))
+        version = version_of(await created(api, new_pod()))
         query = {"resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": "150"}
-        async with a_watch(api, **query) as events:
+        async with new_watch(api, **query) as events:
             config = await created(api, {"metadata": {"name": "c"}}, CONFIGMAPS)
             type, mark = await events.next()
             assert (type, clock.monotonic()) == ("BOOKMARK", 60)
@@ -196,15 +196,15 @@ def test_future_version_waits_then_fails() -> None:
 
 
 async def test_stale_affects_reads_but_not_writes() -> None:
-    api = an_api()
-    await created(api, a_pod("a"))
+    api = new_api()
+    await created(api, new_pod("a"))
     api.stale(1)
-    async with a_watch(api) as events:
-        await created(api, a_pod("b"))
-        await created(api, a_pod("c"))
+    async with new_watch(api) as events:
+        await created(api, new_pod("b"))
+        await created(api, new_pod("c"))
         assert await names(api) == ["a", "b"]
         assert (await refused(api, "GET", f"{COLLECTION}/c"))["code"] == 404
-        assert (await refused(api, "POST", COLLECTION, a_pod("c")))["reason"] == "AlreadyExists"
+        assert (await refused(api, "POST", COLLECTION, new_pod("c")))["reason"] == "AlreadyExists"
         assert await events.brief() == ("ADDED", "a")
         assert await events.brief() == ("ADDED", "b")
         await done(api, "DELETE", f"{COLLECTION}/b")
@@ -218,10 +218,10 @@ async def test_stale_affects_reads_but_not_writes() -> None:
 
 
 async def test_frozen_watches_resume_on_thaw() -> None:
-    api = an_api()
-    async with a_watch(api) as events, asyncio.TaskGroup() as tasks:
+    api = new_api()
+    async with new_watch(api) as events, asyncio.TaskGroup() as tasks:
         api.freeze()
-        await created(api, a_pod("a"))
+        await created(api, new_pod("a"))
         event = tasks.create_task(events.brief())
         assert await names(api) == ["a"]
         assert not event.done()
@@ -232,81 +232,81 @@ async def test_frozen_watches_resume_on_thaw() -> None:
 def test_bookmark_of_frozen_watch_does_not_skip_events() -> None:
     async def main() -> None:
         api = InProcessApi(RESOURCES, now=running_clock().now)
-        version = version_of(await created(api, a_pod("a")))
+        version = version_of(await created(api, new_pod("a")))
         query = {"resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": "150"}
-        async with a_watch(api, **query) as events:
+        async with new_watch(api, **query) as events:
             api.freeze()
-            await created(api, a_pod("b"))
+            await created(api, new_pod("b"))
             assert await events.rest() == []
         api.thaw()
-        async with a_watch(api, **query) as events:
+        async with new_watch(api, **query) as events:
             assert await events.brief() == ("ADDED", "b")
 
     run(main())
 
 
 async def test_compaction_ends_frozen_watches() -> None:
-    api = an_api()
-    version = version_of(await created(api, a_pod("a")))
-    async with a_watch(api, resourceVersion=version) as events:
+    api = new_api()
+    version = version_of(await created(api, new_pod("a")))
+    async with new_watch(api, resourceVersion=version) as events:
         api.freeze()
-        await created(api, a_pod("b"))
+        await created(api, new_pod("b"))
         api.compact()
         assert await events.rest() == []
-    async with a_watch(api, resourceVersion=version) as events:
+    async with new_watch(api, resourceVersion=version) as events:
         type, status = await events.next()
         assert (type, status["reason"]) == ("ERROR", "Expired")
 
 
 async def test_current_watch_survives_compaction() -> None:
-    api = an_api()
-    version = version_of(await created(api, a_pod("a")))
-    async with a_watch(api, resourceVersion=version) as events:
+    api = new_api()
+    version = version_of(await created(api, new_pod("a")))
+    async with new_watch(api, resourceVersion=version) as events:
         api.compact()
-        await created(api, a_pod("b"))
+        await created(api, new_pod("b"))
         assert await events.brief() == ("ADDED", "b")
 
 
 async def test_page_after_compaction_is_gone() -> None:
-    api = an_api()
+    api = new_api()
     for name in "abc":
-        await created(api, a_pod(name))
+        await created(api, new_pod(name))
     token = (await done(api, "GET", COLLECTION, limit="1"))["metadata"]["continue"]
-    await created(api, a_pod("d"))
+    await created(api, new_pod("d"))
     api.compact()
     status = await refused(api, "GET", COLLECTION, limit="1", **{"continue": token})
     assert (status["code"], status["reason"]) == (410, "Expired")
 
 
 async def test_disconnected_watch_can_be_resumed() -> None:
-    api = an_api()
-    version = version_of(await created(api, a_pod("a")))
-    async with a_watch(api, resourceVersion=version) as events, asyncio.TaskGroup() as tasks:
+    api = new_api()
+    version = version_of(await created(api, new_pod("a")))
+    async with new_watch(api, resourceVersion=version) as events, asyncio.TaskGroup() as tasks:
         rest = tasks.create_task(events.rest())
-        await created(api, a_pod("b"))
+        await created(api, new_pod("b"))
         await asyncio.wait([rest], timeout=0)
         api.disconnect()
         assert await rest == ["ADDED"]
-    async with a_watch(api, resourceVersion=version) as events:
+    async with new_watch(api, resourceVersion=version) as events:
         assert await events.brief() == ("ADDED", "b")
 
 
 async def test_abort_breaks_only_own_watches() -> None:
-    api = an_api()
+    api = new_api()
     ours, theirs = api.connect(), api.connect()
-    async with a_watch(ours) as cut, a_watch(theirs) as other:
+    async with new_watch(ours) as cut, new_watch(theirs) as other:
         ours.abort()
         with pytest.raises(TransportError, match="the connection was cut"):
             await cut.next()
-        await created(ours, a_pod("a"))
+        await created(ours, new_pod("a"))
         assert await other.brief() == ("ADDED", "a")
 
 
 @pytest.mark.parametrize(("turns", "arrived"), [(1, False), (2, True)])
 def test_abort_fails_requests_in_flight(turns: int, arrived: bool) -> None:
-    api = an_api()
+    api = new_api()
     connection = api.connect()
-    sent = connection.send(Request("POST", COLLECTION, {}, msgspec.json.encode(a_pod())))
+    sent = connection.send(Request("POST", COLLECTION, {}, msgspec.json.encode(new_pod())))
     for _ in range(turns):
         sent.send(None)
     connection.abort()
@@ -317,8 +317,8 @@ def test_abort_fails_requests_in_flight(turns: int, arrived: bool) -> None:
 
 
 async def test_closed_watch_is_removed() -> None:
-    api = an_api()
-    async with a_watch(api):
+    api = new_api()
+    async with new_watch(api):
         assert len(api._watches) == len(api._store._watchers) == 1
     assert not api._watches
     assert not api._store._watchers
@@ -326,7 +326,7 @@ async def test_closed_watch_is_removed() -> None:
 
 async def test_review_function_may_be_replaced() -> None:
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    api = an_api(review=lambda body: {"allowed": body["spec"]["resourceAttributes"]["verb"] == "get"})
+    api = new_api(review=lambda body: {"allowed": body["spec"]["resourceAttributes"]["verb"] == "get"})
     body = {"spec": {"resourceAttributes": {"verb": "list"}}}
     assert (await done(api, "POST", path, body))["status"] == {"allowed": False}
     api.review = lambda _: {"allowed": True}
@@ -334,10 +334,10 @@ async def test_review_function_may_be_replaced() -> None:
 
 
 async def test_dump_is_the_latest_state_in_order() -> None:
-    api = an_api()
+    api = new_api()
     api.stale(3)
-    await created(api, a_pod("b"))
-    await created(api, a_pod("a"))
+    await created(api, new_pod("b"))
+    await created(api, new_pod("a"))
     await created(api, {"metadata": {"name": "z"}}, CONFIGMAPS)
     assert [(obj["kind"], key_of(obj)) for obj in api.dump()] == [
         ("ConfigMap", "default/z"),
@@ -359,7 +359,7 @@ async def taken(api: Transport, step: tuple[str, str, bool]) -> None:
     labels = {"on": "yes" if on else "no"}
     match verb:
         case "put":
-            await answer(api, "POST", COLLECTION, a_pod(name, labels=labels))
+            await answer(api, "POST", COLLECTION, new_pod(name, labels=labels))
         case "relabel":
             await answer(api, "PATCH", f"{COLLECTION}/{name}", {"metadata": {"labels": labels}}, MERGE)
         case "delete":

@@ -12,7 +12,7 @@ LABELS = {"app": "web"}
 CPU_50 = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}}}
 
 
-def a_set(replicas: int, name: str = "web", namespace: str = "default") -> Object:
+def new_set(replicas: int, name: str = "web", namespace: str = "default") -> Object:
     containers = [{"name": "app", "image": "i", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]
     spec = {
         "replicas": replicas,
@@ -22,14 +22,14 @@ def a_set(replicas: int, name: str = "web", namespace: str = "default") -> Objec
     return {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 
-def an_autoscaler(name: str = "web", target: str = "web", namespace: str = "default", **spec: Any) -> Object:
+def new_autoscaler(name: str = "web", target: str = "web", namespace: str = "default", **spec: Any) -> Object:
     reference = {"apiVersion": REPLICA_SETS.api_version, "kind": REPLICA_SETS.kind, "name": target}
     defaults = {"minReplicas": 1, "maxReplicas": 10, "metrics": [CPU_50], "scaleTargetRef": reference}
     return {**object_named(name, namespace), "spec": {**defaults, **spec}}
 
 
 async def create_running_pod(client: Client, name: str, now: datetime, namespace: str = "default") -> Object:
-    template = a_set(1)["spec"]["template"]
+    template = new_set(1)["spec"]["template"]
     pod = {"metadata": {"name": name, "namespace": namespace, "labels": LABELS}, "spec": template["spec"]}
     created = await client.create(PODS, pod)
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": timestamp(now)}

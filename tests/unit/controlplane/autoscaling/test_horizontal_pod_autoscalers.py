@@ -19,7 +19,7 @@ from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import AUTOSCALERS, DEPLOYMENTS, EVENTS, LEASES, POD_METRICS, REPLICA_SETS, Resource
 
 from ..cluster import in_cluster, live_pods, wait_until
-from .objects import RESOURCES, a_set, an_autoscaler, create_running_pod, set_usage
+from .objects import RESOURCES, create_running_pod, new_autoscaler, new_set, set_usage
 
 AN_HOUR = 3600.0
 WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
@@ -77,7 +77,7 @@ async def wait_for_reason(client: Client, type: str, reason: str, name: str = "w
 
 
 async def create_workload(client: Client, replicas: int = 2, cpu: str = "500m") -> None:
-    await client.create(REPLICA_SETS, a_set(replicas))
+    await client.create(REPLICA_SETS, new_set(replicas))
     for number in range(replicas):
         await create_running_pod(client, f"web-{number}", now() - timedelta(hours=1))
     await set_usage(client, cpu, now())
@@ -90,7 +90,7 @@ async def event_reasons(client: Client) -> set[str]:
 async def usage_changes(client: Client) -> None:
     await create_workload(client, cpu="900m")
     rules = {"stabilizationWindowSeconds": 30, "policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}]}
-    await client.create(AUTOSCALERS, an_autoscaler(behavior={"scaleDown": rules}))
+    await client.create(AUTOSCALERS, new_autoscaler(behavior={"scaleDown": rules}))
     await wait_for_replicas(client, 4)
     await set_usage(client, "100m", now())
     await wait_for_replicas(client, 1)
@@ -119,7 +119,7 @@ def test_perturbed_autoscaler_reaches_same_replicas() -> None:
 def test_usage_changes_replicas_and_status() -> None:
     async def act(client: Client) -> None:
         await create_workload(client, cpu="1")
-        await client.create(AUTOSCALERS, an_autoscaler())
+        await client.create(AUTOSCALERS, new_autoscaler())
         begin = now()
         await wait_for_replicas(client, 4)
         assert now() - begin == timedelta(seconds=15)
@@ -142,7 +142,7 @@ def test_scaling_down_waits_five_minutes() -> None:
     async def act(client: Client) -> None:
         await create_workload(client, replicas=4, cpu="100m")
         begin = now()
-        await client.create(AUTOSCALERS, an_autoscaler())
+        await client.create(AUTOSCALERS, new_autoscaler())
         await wait_for_reason(client, "AbleToScale", "ScaleDownStabilized")
         await wait_for_replicas(client, 1)
         assert timedelta(minutes=5) <= now() - begin <= timedelta(minutes=5, seconds=45)
@@ -154,7 +154,7 @@ def test_policies_count_earlier_changes() -> None:
     async def act(client: Client) -> None:
         await create_workload(client, cpu="1")
         policies = [{"type": "Pods", "value": 1, "periodSeconds": 60}]
-        await client.create(AUTOSCALERS, an_autoscaler(behavior={"scaleUp": {"policies": policies}}))
+        await client.create(AUTOSCALERS, new_autoscaler(behavior={"scaleUp": {"policies": policies}}))
         await wait_for_replicas(client, 3)
         begin = now()
         await wait_for_replicas(client, 4)
@@ -166,7 +166,7 @@ def test_policies_count_earlier_changes() -> None:
 def test_unchanged_usage_writes_nothing() -> None:
     async def act(client: Client) -> None:
         await create_workload(client)
-        await client.create(AUTOSCALERS, an_autoscaler())
+        await client.create(AUTOSCALERS, new_autoscaler())
         before = await wait_for_reason(client, "AbleToScale", "ReadyForNewScale")
         await asyncio.sleep(600)
         after = await client.get(AUTOSCALERS, "web", "default")
@@ -178,7 +178,7 @@ def test_unchanged_usage_writes_nothing() -> None:
 def test_unavailable_metrics_change_nothing() -> None:
     async def act(client: Client) -> None:
         await create_workload(client)
-        await client.create(AUTOSCALERS, an_autoscaler())
+        await client.create(AUTOSCALERS, new_autoscaler())
         found = await wait_for_reason(client, "ScalingActive", "FailedGetResourceMetric")
         (active,) = [each for each in found["status"]["conditions"] if each["type"] == "ScalingActive"]
         assert "unable to fetch metrics from resource metrics API" in active["message"]
@@ -194,7 +194,7 @@ def test_two_autoscalers_of_the_same_pods_change_nothing() -> None:
     async def act(client: Client) -> None:
         await create_workload(client)
         for name in ("one", "two"):
-            await client.create(AUTOSCALERS, an_autoscaler(name))
+            await client.create(AUTOSCALERS, new_autoscaler(name))
         for name in ("one", "two"):
             await wait_for_reason(client, "ScalingActive", "AmbiguousSelector", name)
         await set_usage(client, "900m", now())
@@ -220,7 +220,7 @@ def test_two_autoscalers_of_the_same_pods_change_nothing() -> None:
 def test_missing_target_is_reported(version: str, kind: str, message: str) -> None:
     async def act(client: Client) -> None:
         reference = {"apiVersion": version, "kind": kind, "name": "missing"}
-        await client.create(AUTOSCALERS, an_autoscaler(scaleTargetRef=reference))
+        await client.create(AUTOSCALERS, new_autoscaler(scaleTargetRef=reference))
         found = await wait_for_reason(client, "AbleToScale", "FailedGetScale")
         assert message in found["status"]["conditions"][0]["message"]
         assert await event_reasons(client) == {"FailedGetScale"}
@@ -230,8 +230,8 @@ def test_missing_target_is_reported(version: str, kind: str, message: str) -> No
 
 def test_replicas_out_of_bounds_are_corrected_without_metrics() -> None:
     async def act(client: Client) -> None:
-        await client.create(REPLICA_SETS, a_set(20))
-        await client.create(AUTOSCALERS, an_autoscaler())
+        await client.create(REPLICA_SETS, new_set(20))
+        await client.create(AUTOSCALERS, new_autoscaler())
         await wait_for_replicas(client, 10)
         await client.patch(REPLICA_SETS, object_named("web", "default"), {"spec": {"replicas": 0}})
         await wait_for_reason(client, "ScalingActive", "ScalingDisabled")
@@ -242,7 +242,7 @@ def test_replicas_out_of_bounds_are_corrected_without_metrics() -> None:
 def test_many_autoscalers_are_reconciled_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(client: Client) -> None:
         await create_workload(client)
-        await client.create(AUTOSCALERS, an_autoscaler())
+        await client.create(AUTOSCALERS, new_autoscaler())
         await wait_for_reason(client, "AbleToScale", "ReadyForNewScale")
         begin = now()
         await set_usage(client, "900m", begin)
@@ -257,6 +257,6 @@ def test_many_autoscalers_are_reconciled_less_often(monkeypatch: pytest.MonkeyPa
 async def test_deployment_is_scaled_with_its_pods(client: Client) -> None:
     await client.create(DEPLOYMENTS, specimen(DEPLOYMENTS, "web", "default"))
     reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
-    await client.create(AUTOSCALERS, an_autoscaler(scaleTargetRef=reference, minReplicas=3))
+    await client.create(AUTOSCALERS, new_autoscaler(scaleTargetRef=reference, minReplicas=3))
     await wait_until(client, DEPLOYMENTS, "web", lambda obj: value_at(obj, "status", "readyReplicas") == 3)
     assert len(await live_pods(client)) == 3

@@ -25,7 +25,7 @@ def ago(seconds: float) -> str:
     return timestamp(NOW - timedelta(seconds=seconds))
 
 
-def a_pod(
+def new_pod(
     name: str, phase: str = "Running", ready: bool = True, started: float = 3600, changed: float = 3500, **requests: str
 ) -> Object:
     resources = {"requests": requests or {"cpu": "1", "memory": "1Gi"}}
@@ -56,7 +56,7 @@ def required(metric: ResourceMetric, pods: Sequence[Object], items: list[Object]
     return metric.required_replicas(pods, items, current or len(pods), TOLERANCES, SETTINGS, NOW)[0]
 
 
-TWO = [a_pod("a"), a_pod("b")]
+TWO = [new_pod("a"), new_pod("b")]
 PHASES = st.sampled_from(["Running", "Pending", "Failed"])
 
 
@@ -72,13 +72,13 @@ def test_usage_is_brought_to_target(usage: str, expected: int) -> None:
 @pytest.mark.parametrize(
     ("usage", "third", "expected"),
     [
-        ("1", a_pod("c"), 4),  # missing: idle when scaling up
-        ("600m", a_pod("c"), 3),  # the change would turn around
-        ("100m", a_pod("c"), 3),  # missing: fully used when scaling down
-        ("1", a_pod("c", "Pending"), 4),
-        ("100m", a_pod("c", "Pending"), 1),  # pending pods are ignored when scaling down
-        ("1", a_pod("c", "Failed"), 4),
-        ("1", a_pod("c") | {"metadata": {"name": "c", "deletionTimestamp": ago(1)}}, 4),
+        ("1", new_pod("c"), 4),  # missing: idle when scaling up
+        ("600m", new_pod("c"), 3),  # the change would turn around
+        ("100m", new_pod("c"), 3),  # missing: fully used when scaling down
+        ("1", new_pod("c", "Pending"), 4),
+        ("100m", new_pod("c", "Pending"), 1),  # pending pods are ignored when scaling down
+        ("1", new_pod("c", "Failed"), 4),
+        ("1", new_pod("c") | {"metadata": {"name": "c", "deletionTimestamp": ago(1)}}, 4),
     ],
 )
 def test_pods_without_metrics_limit_changes(usage: str, third: Object, expected: int) -> None:
@@ -86,36 +86,36 @@ def test_pods_without_metrics_limit_changes(usage: str, third: Object, expected:
 
 
 def test_pending_pods_count_as_idle_when_scaling_up() -> None:
-    pods = [a_pod(f"p{number}") for number in range(10)]
+    pods = [new_pod(f"p{number}") for number in range(10)]
     items = metrics(**{f"p{number}": "560m" for number in range(10)})
     assert required(cpu(50), pods, items) == 12
-    assert required(cpu(50), [*pods, a_pod("q", "Pending")], items) == 11
+    assert required(cpu(50), [*pods, new_pod("q", "Pending")], items) == 11
 
 
 def test_missing_pods_count_with_target_above_requests() -> None:
-    assert required(cpu(150), [*TWO, a_pod("c")], metrics(a="100m", b="100m")) == 2
+    assert required(cpu(150), [*TWO, new_pod("c")], metrics(a="100m", b="100m")) == 2
 
 
 @pytest.mark.parametrize(
     ("pod", "counts"),
     [
-        (a_pod("b", started=60, changed=50), True),
-        (a_pod("b", started=60, changed=30), False),  # the window of the metric began before it was ready
-        (a_pod("b", ready=False, started=60), False),
-        (a_pod("b", ready=False, started=600, changed=595), False),  # never ready
-        (a_pod("b", ready=False, started=600, changed=100), True),  # was ready once
-        (a_pod("b") | {"status": {"phase": "Running"}}, False),
+        (new_pod("b", started=60, changed=50), True),
+        (new_pod("b", started=60, changed=30), False),  # the window of the metric began before it was ready
+        (new_pod("b", ready=False, started=60), False),
+        (new_pod("b", ready=False, started=600, changed=595), False),  # never ready
+        (new_pod("b", ready=False, started=600, changed=100), True),  # was ready once
+        (new_pod("b") | {"status": {"phase": "Running"}}, False),
     ],
 )
 def test_cpu_of_starting_pods_is_ignored(pod: Object, counts: bool) -> None:
-    pods, items = [a_pod("a"), pod], metrics(a="100m", b="900m")
+    pods, items = [new_pod("a"), pod], metrics(a="100m", b="900m")
     assert required(cpu(50), pods, items) == (2 if counts else 1)
     memory = ResourceMetric("memory", None, {"averageValue": "512Mi"})
     assert required(memory, pods, items) == 4
 
 
 def test_container_metric_uses_one_container() -> None:
-    pod = a_pod("a")
+    pod = new_pod("a")
     pod["spec"]["containers"] = [
         {"name": "app", "resources": {"requests": {"cpu": "100m"}}},
         {"name": "proxy", "resources": {"requests": {"cpu": "1"}}},
@@ -127,7 +127,7 @@ def test_container_metric_uses_one_container() -> None:
 
 
 def test_sidecars_and_pod_level_requests_count() -> None:
-    pod = a_pod("a", cpu="100m")
+    pod = new_pod("a", cpu="100m")
     sidecar = {"name": "log", "restartPolicy": "Always", "resources": {"requests": {"cpu": "300m"}}}
     pod["spec"]["initContainers"] = [{"name": "init"}, sidecar]
     assert required(cpu(50), [pod], metrics(a="400m")) == 2
@@ -150,9 +150,9 @@ def test_status_has_average_and_utilization() -> None:
     [
         (cpu(50), TWO, [], "no metrics returned from resource metrics API"),
         (cpu(50), [], metrics(a="1"), "no pods returned by selector"),
-        (cpu(50), [a_pod("a", "Pending")], metrics(a="1"), "pods might be unready"),
-        (cpu(50), [a_pod("a", memory="1")], metrics(a="1"), "missing request for cpu in container app of Pod a"),
-        (cpu(50), [a_pod("a")], metrics(other="1"), "no metrics returned matched known pods"),
+        (cpu(50), [new_pod("a", "Pending")], metrics(a="1"), "pods might be unready"),
+        (cpu(50), [new_pod("a", memory="1")], metrics(a="1"), "missing request for cpu in container app of Pod a"),
+        (cpu(50), [new_pod("a")], metrics(other="1"), "no metrics returned matched known pods"),
         (cpu(0), TWO, metrics(a="1"), "invalid metric source"),
         (cpu(), TWO, metrics(a="1"), "neither an average utilization target"),
         (cpu(50), TWO, metrics(a="odd"), "unable to decode metrics"),
@@ -178,7 +178,7 @@ def test_huge_amounts_are_limited() -> None:
     st.integers(1, 50),
 )
 def test_missing_metrics_never_reverse_change(states: list[tuple[str, int | None]], percent: int, current: int) -> None:
-    pods = [a_pod(f"p{number}", phase) for number, (phase, _) in enumerate(states)]
+    pods = [new_pod(f"p{number}", phase) for number, (phase, _) in enumerate(states)]
     usage = {f"p{number}": f"{value}m" for number, (_, value) in enumerate(states) if value is not None}
     try:
         replicas, seen = cpu(percent).required_replicas(pods, metrics(**usage), current, TOLERANCES, SETTINGS, NOW)

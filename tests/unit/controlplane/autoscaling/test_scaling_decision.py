@@ -17,7 +17,7 @@ from tapestry.controlplane.autoscaling.scaling_rules import History
 from tapestry.kube.objects import Object
 from tapestry.kube.times import parse_time, timestamp
 
-from .objects import CPU_50, an_autoscaler, pod_metrics
+from .objects import CPU_50, new_autoscaler, pod_metrics
 
 NOW = parse_time("2030-01-01T12:00:00Z")
 PODS_METRIC: Object = {"type": "Pods", "pods": {"metric": {"name": "requests"}}}
@@ -37,7 +37,7 @@ POD = {
 def decide(cpu: str | MetricError, current: int = 1, **spec: Any) -> Decision:
     """Decide for one pod with that usage, and 512 Mi of memory."""
     items = cpu if isinstance(cpu, MetricError) else [pod_metrics("web", cpu, NOW)]
-    autoscaler = an_autoscaler(**spec)
+    autoscaler = new_autoscaler(**spec)
     return decision_by_metrics(autoscaler, current, [POD], items, History(()), AutoscalerSettings(), NOW)
 
 
@@ -54,7 +54,7 @@ def reasons(decision: Decision) -> dict[str, str]:
     ],
 )
 def test_bounds_decide_without_metrics(current: int, bounds: tuple[int, int], replicas: int, reason: str) -> None:
-    autoscaler = an_autoscaler(minReplicas=bounds[0], maxReplicas=bounds[1])
+    autoscaler = new_autoscaler(minReplicas=bounds[0], maxReplicas=bounds[1])
     decision = decision_by_bounds(autoscaler, current, History(()))
     assert decision is not None
     assert (decision.replicas, decision.reason) == (replicas, reason)
@@ -74,13 +74,13 @@ def test_bounds_decide_without_metrics(current: int, bounds: tuple[int, int], re
     ],
 )
 def test_malformed_spec_scales_nothing(spec: Object) -> None:
-    decision = invalid_spec_decision(an_autoscaler(**spec), History(()))
+    decision = invalid_spec_decision(new_autoscaler(**spec), History(()))
     assert decision is not None
     assert (decision.replicas, reasons(decision)) == (None, {"ScalingActive": "InvalidSpec"})
 
 
 def test_metric_without_source_is_invalid() -> None:
-    assert invalid_spec_decision(an_autoscaler(), History(())) is None
+    assert invalid_spec_decision(new_autoscaler(), History(())) is None
     assert decide("1", metrics=[{"type": "Resource"}]).replicas is None
 
 

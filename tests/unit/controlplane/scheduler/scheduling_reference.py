@@ -13,7 +13,7 @@ PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 TEAMS = {"x": {"team": "red"}, "y": {"team": "blue"}}
 
 
-def a_node(name: str, *, cpu: str = "4", pods: str = "10", labels: Object | None = None, **spec: Any) -> Object:
+def new_node(name: str, *, cpu: str = "4", pods: str = "10", labels: Object | None = None, **spec: Any) -> Object:
     return {
         "metadata": {"name": name, "labels": {HOST: name, **(labels or {})}},
         "spec": spec,
@@ -21,7 +21,7 @@ def a_node(name: str, *, cpu: str = "4", pods: str = "10", labels: Object | None
     }
 
 
-def a_pod(name: str, on: str = "", *, cpu: str = "0", namespace: str = "x", app: str = "", **spec: Any) -> Object:
+def new_pod(name: str, on: str = "", *, cpu: str = "0", namespace: str = "x", app: str = "", **spec: Any) -> Object:
     metadata: Object = {
         "name": name,
         "namespace": namespace,

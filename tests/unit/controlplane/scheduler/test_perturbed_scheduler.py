@@ -23,7 +23,7 @@ from tapestry.kube.resources import (
     VOLUME_ATTACHMENTS,
 )
 
-from .scheduling_reference import HOST, REQUIRED, a_node, a_pod
+from .scheduling_reference import HOST, REQUIRED, new_node, new_pod
 
 SERVED = [
     PODS,
@@ -55,10 +55,10 @@ def is_terminating(pod: Object | None) -> bool:
 async def overload(client: Client) -> None:
     """The number of placed pods is checked, not which ones they are."""
     for name in ("m", "n"):
-        await client.create(NODES, a_node(name, cpu="2"))
+        await client.create(NODES, new_node(name, cpu="2"))
     names = [f"p{number}" for number in range(6)]
     for name in names:
-        await client.create(PODS, a_pod(name, cpu="1"))
+        await client.create(PODS, new_pod(name, cpu="1"))
     for name in names:
         await wait_for(client, PODS, name, "x", until=is_reported, timeout=A_DAY)
     for pending in (2, 1, 0):
@@ -85,10 +85,10 @@ async def wait_until_placed(client: Client, number: int) -> None:
 
 
 async def preemption(client: Client) -> None:
-    await client.create(NODES, a_node("n", cpu="2"))
-    await client.create(PODS, a_pod("low", cpu="2", terminationGracePeriodSeconds=30))
+    await client.create(NODES, new_node("n", cpu="2"))
+    await client.create(PODS, new_pod("low", cpu="2", terminationGracePeriodSeconds=30))
     await wait_for(client, PODS, "low", "x", until=is_placed, timeout=A_DAY)
-    await client.create(PODS, a_pod("high", cpu="2", priority=10))
+    await client.create(PODS, new_pod("high", cpu="2", priority=10))
     await wait_for(client, PODS, "low", "x", until=is_terminating, timeout=A_DAY)
     await client.delete(PODS, object_named("low", "x"), grace_seconds=0)
     await wait_for(client, PODS, "high", "x", until=is_placed, timeout=A_DAY)
@@ -97,14 +97,14 @@ async def preemption(client: Client) -> None:
 async def anti_affinity(client: Client) -> None:
     term = {"topologyKey": HOST, "labelSelector": {"matchLabels": {"app": "a"}}}
     for number in range(3):
-        await client.create(NODES, a_node(f"n{number}"))
+        await client.create(NODES, new_node(f"n{number}"))
         affinity = {"podAntiAffinity": {REQUIRED: [term]}}
-        await client.create(PODS, a_pod(f"p{number}", app="a", affinity=affinity, nodeSelector={HOST: f"n{number}"}))
+        await client.create(PODS, new_pod(f"p{number}", app="a", affinity=affinity, nodeSelector={HOST: f"n{number}"}))
     for number in range(3):
         await wait_for(client, PODS, f"p{number}", "x", until=is_placed, timeout=A_DAY)
-    await client.create(PODS, a_pod("late", app="a", affinity={"podAntiAffinity": {REQUIRED: [term]}}))
+    await client.create(PODS, new_pod("late", app="a", affinity={"podAntiAffinity": {REQUIRED: [term]}}))
     await wait_for(client, PODS, "late", "x", until=is_reported, timeout=A_DAY)
-    await client.create(NODES, a_node("n3"))
+    await client.create(NODES, new_node("n3"))
     await wait_for(client, PODS, "late", "x", until=is_placed, timeout=A_DAY)
     pods = await client.list(PODS)
     assert len({value_at(pod, "spec", "nodeName") for pod in pods}) == 4
@@ -117,8 +117,8 @@ async def first_consumer_binding(client: Client) -> None:
     await client.create(STORAGE_CLASSES, late)
     claim = with_value(specimen(PERSISTENT_VOLUME_CLAIMS, "c", "x"), ("spec", "storageClassName"), "late")
     await client.create(PERSISTENT_VOLUME_CLAIMS, claim)
-    await client.create(NODES, a_node("n"))
-    await client.create(PODS, a_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))
+    await client.create(NODES, new_node("n"))
+    await client.create(PODS, new_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))
     await wait_for(
         client,
         PERSISTENT_VOLUME_CLAIMS,
@@ -136,11 +136,11 @@ async def first_consumer_binding(client: Client) -> None:
 
 
 async def gate_and_late_node(client: Client) -> None:
-    await client.create(PODS, a_pod("p", schedulingGates=[{"name": "g"}]))
+    await client.create(PODS, new_pod("p", schedulingGates=[{"name": "g"}]))
     await wait_for(client, PODS, "p", "x", until=is_gated, timeout=A_DAY)
     await client.patch(PODS, object_named("p", "x"), {"spec": {"schedulingGates": None}})
     await wait_for(client, PODS, "p", "x", until=is_reported, timeout=A_DAY)
-    await client.create(NODES, a_node("n"))
+    await client.create(NODES, new_node("n"))
     await wait_for(client, PODS, "p", "x", until=is_placed, timeout=A_DAY)
 
 

@@ -18,7 +18,7 @@ from tapestry.controlplane.scheduler.placement import (
 from tapestry.controlplane.scheduler.pod_info import InvalidPod, awaits_scheduling, pod_info_of
 from tapestry.kube.objects import Object, name_of
 
-from .scheduling_reference import HOST, PREFERRED, REQUIRED, ZONE, a_node, a_pod, cache_of, fits
+from .scheduling_reference import HOST, PREFERRED, REQUIRED, ZONE, cache_of, fits, new_node, new_pod
 
 APPS = st.sampled_from(["", "a", "b"])
 NAMESPACES = st.sampled_from(["x", "y"])
@@ -36,7 +36,7 @@ def nodes(draw: st.DrawFn) -> list[Object]:
         cpu, pods = str(draw(st.integers(1, 4))), str(draw(st.integers(1, 4)))
         is_cordoned = draw(st.integers(0, 9)) == 0
         created.append(
-            a_node(f"n{number}", cpu=cpu, pods=pods, labels=labels, taints=taints, unschedulable=is_cordoned)
+            new_node(f"n{number}", cpu=cpu, pods=pods, labels=labels, taints=taints, unschedulable=is_cordoned)
         )
     return created
 
@@ -96,7 +96,7 @@ def pods_with_constraints(draw: st.DrawFn, name: str, on: str = "") -> Object:
         spec["port"] = draw(st.sampled_from([80, 81]))
     if on and draw(st.integers(0, 4)) == 0:
         spec["terminating"] = True
-    return a_pod(name, on, cpu=str(draw(st.integers(0, 2))), namespace=draw(NAMESPACES), app=draw(APPS), **spec)
+    return new_pod(name, on, cpu=str(draw(st.integers(0, 2))), namespace=draw(NAMESPACES), app=draw(APPS), **spec)
 
 
 @st.composite
@@ -179,16 +179,16 @@ def test_nominated_pods_reserve_capacity(cluster: tuple[list[Object], list[Objec
 @pytest.mark.parametrize(
     ("nodes", "pod", "message"),
     [
-        ([], a_pod("p"), "no nodes available to schedule pods"),
-        ([a_node("n", cpu="1")], a_pod("p", cpu="2"), "0/1 nodes are available: 1 Insufficient cpu."),
+        ([], new_pod("p"), "no nodes available to schedule pods"),
+        ([new_node("n", cpu="1")], new_pod("p", cpu="2"), "0/1 nodes are available: 1 Insufficient cpu."),
         (
-            [a_node("n", unschedulable=True), a_node("m", taints=[{"key": "t", "effect": "NoSchedule"}])],
-            a_pod("p"),
+            [new_node("n", unschedulable=True), new_node("m", taints=[{"key": "t", "effect": "NoSchedule"}])],
+            new_pod("p"),
             "0/2 nodes are available: 1 node(s) had untolerated taint(s), 1 node(s) were unschedulable.",
         ),
         (
-            [a_node("n", pods="0", cpu="1")],
-            a_pod("p", cpu="2"),
+            [new_node("n", pods="0", cpu="1")],
+            new_pod("p", cpu="2"),
             "0/1 nodes are available: 1 Insufficient cpu, 1 Too many pods.",
         ),
     ],
@@ -213,18 +213,18 @@ def test_message_lists_rejection_reasons(nodes: list[Object], pod: Object, messa
 )
 def test_invalid_pod_raises_error(spec: Object) -> None:
     with pytest.raises(InvalidPod, match="x/p"):
-        pod_info_of(a_pod("p", **spec))
+        pod_info_of(new_pod("p", **spec))
 
 
 @pytest.mark.parametrize(
     ("pod", "awaits"),
     [
-        (a_pod("p"), True),
-        (a_pod("p", "n"), False),
-        (a_pod("p", terminating=True), False),
-        (a_pod("p", schedulerName="other"), False),
-        (a_pod("p", schedulingGates=[{"name": "g"}]), False),
-        ({**a_pod("p"), "status": {"phase": "Failed"}}, False),
+        (new_pod("p"), True),
+        (new_pod("p", "n"), False),
+        (new_pod("p", terminating=True), False),
+        (new_pod("p", schedulerName="other"), False),
+        (new_pod("p", schedulingGates=[{"name": "g"}]), False),
+        ({**new_pod("p"), "status": {"phase": "Failed"}}, False),
     ],
 )
 def test_only_pending_pods_of_this_scheduler_await(pod: Object, awaits: bool) -> None:
@@ -238,7 +238,7 @@ def selected_node(nodes: list[Object], pods: list[Object], pod: Object) -> str |
     return select_node(SchedulingContext(pod_info_of(pod)), cache_of(nodes, pods), NodeFitCache()).node
 
 
-TWO = [a_node("n1", labels={ZONE: "a"}), a_node("n2", labels={ZONE: "b"})]
+TWO = [new_node("n1", labels={ZONE: "a"}), new_node("n2", labels={ZONE: "b"})]
 
 
 def preferring(kind: str, app: str, topology: str = HOST) -> Mapping[str, Any]:
@@ -249,13 +249,13 @@ def preferring(kind: str, app: str, topology: str = HOST) -> Mapping[str, Any]:
 @pytest.mark.parametrize(
     ("pods", "pod"),
     [
-        ([a_pod("a", "n1", cpu="2")], a_pod("p", cpu="1")),
-        ([a_pod("a", "n1")], a_pod("p")),
-        ([a_pod("a", "n1", app="a")], a_pod("p", cpu="1", **preferring("podAntiAffinity", "a"))),
-        ([a_pod("a", "n2", app="a", cpu="2")], a_pod("p", cpu="1", **preferring("podAffinity", "a"))),
-        ([a_pod("a", "n2", cpu="2", **preferring("podAffinity", "a"))], a_pod("p", cpu="1", app="a")),
-        ([a_pod("a", "n1", **preferring("podAntiAffinity", "a"))], a_pod("p", cpu="1", app="a")),
-        ([a_pod("a", "n1", owner="r", cpu="1"), a_pod("b", "n2", cpu="1")], a_pod("p", cpu="1", owner="r")),
+        ([new_pod("a", "n1", cpu="2")], new_pod("p", cpu="1")),
+        ([new_pod("a", "n1")], new_pod("p")),
+        ([new_pod("a", "n1", app="a")], new_pod("p", cpu="1", **preferring("podAntiAffinity", "a"))),
+        ([new_pod("a", "n2", app="a", cpu="2")], new_pod("p", cpu="1", **preferring("podAffinity", "a"))),
+        ([new_pod("a", "n2", cpu="2", **preferring("podAffinity", "a"))], new_pod("p", cpu="1", app="a")),
+        ([new_pod("a", "n1", **preferring("podAntiAffinity", "a"))], new_pod("p", cpu="1", app="a")),
+        ([new_pod("a", "n1", owner="r", cpu="1"), new_pod("b", "n2", cpu="1")], new_pod("p", cpu="1", owner="r")),
     ],
     ids=[
         "more free cpu",
@@ -272,14 +272,14 @@ def test_better_node_is_selected(pods: list[Object], pod: Object) -> None:
 
 
 def test_prefer_no_schedule_taint_lowers_score() -> None:
-    tainted = a_node("n1", taints=[{"key": "t", "effect": "PreferNoSchedule"}])
-    assert selected_node([tainted, a_node("n2")], [a_pod("a", "n2", cpu="2")], a_pod("p", cpu="1")) == "n2"
+    tainted = new_node("n1", taints=[{"key": "t", "effect": "PreferNoSchedule"}])
+    assert selected_node([tainted, new_node("n2")], [new_pod("a", "n2", cpu="2")], new_pod("p", cpu="1")) == "n2"
 
 
 def test_preferred_node_affinity_raises_score() -> None:
     preference = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["b"]}]}
     affinity = {"nodeAffinity": {PREFERRED: [{"weight": 5, "preference": preference}]}}
-    assert selected_node(TWO, [a_pod("a", "n2", cpu="2")], a_pod("p", cpu="1", affinity=affinity)) == "n2"
+    assert selected_node(TWO, [new_pod("a", "n2", cpu="2")], new_pod("p", cpu="1", affinity=affinity)) == "n2"
 
 
 EVENLY = {"topologyKey": ZONE, "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
@@ -287,33 +287,33 @@ EVENLY |= {"labelSelector": {"matchLabels": {"app": "a"}}}
 
 
 def test_terminating_pods_do_not_count_for_spread() -> None:
-    full, probe = a_pod("c", "n2", cpu="4"), a_pod("p", app="a", cpu="1", topologySpreadConstraints=[EVENLY])
-    assert selected_node(TWO, [a_pod("a", "n1", app="a", terminating=True), full], probe) == "n1"
-    assert selected_node(TWO, [a_pod("a", "n1", app="a"), full], probe) is None
+    full, probe = new_pod("c", "n2", cpu="4"), new_pod("p", app="a", cpu="1", topologySpreadConstraints=[EVENLY])
+    assert selected_node(TWO, [new_pod("a", "n1", app="a", terminating=True), full], probe) == "n1"
+    assert selected_node(TWO, [new_pod("a", "n1", app="a"), full], probe) is None
 
 
 def test_zone_change_updates_spread_counts() -> None:
-    cache, node_fits = cache_of(TWO, [a_pod("a", "n1", app="a"), a_pod("b", "n2", cpu="4")]), NodeFitCache()
-    context = SchedulingContext(pod_info_of(a_pod("p", app="a", cpu="1", topologySpreadConstraints=[EVENLY])))
+    cache, node_fits = cache_of(TWO, [new_pod("a", "n1", app="a"), new_pod("b", "n2", cpu="4")]), NodeFitCache()
+    context = SchedulingContext(pod_info_of(new_pod("p", app="a", cpu="1", topologySpreadConstraints=[EVENLY])))
     assert select_node(context, cache, node_fits).node is None
-    cache.set_node(a_node("n2", labels={ZONE: "a"}))  # now there is only one zone
+    cache.set_node(new_node("n2", labels={ZONE: "a"}))  # now there is only one zone
     assert select_node(context, cache, node_fits).node == "n1"
 
 
 def test_soft_spread_distributes_pods() -> None:
     rule = {"topologyKey": ZONE, "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}
     spreads = [{**rule, "labelSelector": {"matchLabels": {"app": "a"}}}]
-    pods = [a_pod("a", "n1", app="a"), a_pod("b", "n2", cpu="1")]
-    assert selected_node(TWO, pods, a_pod("p", app="a", cpu="1", topologySpreadConstraints=spreads)) == "n2"
+    pods = [new_pod("a", "n1", app="a"), new_pod("b", "n2", cpu="1")]
+    assert selected_node(TWO, pods, new_pod("p", app="a", cpu="1", topologySpreadConstraints=spreads)) == "n2"
 
 
 def test_default_spread_distributes_replicas() -> None:
     cache, node_fits = (
-        cache_of([a_node(f"n{number}", labels={ZONE: f"z{number % 2}"}) for number in range(6)]),
+        cache_of([new_node(f"n{number}", labels={ZONE: f"z{number % 2}"}) for number in range(6)]),
         NodeFitCache(),
     )
     for number in range(6):
-        pod = pod_info_of(a_pod(f"p{number}", owner="r"))
+        pod = pod_info_of(new_pod(f"p{number}", owner="r"))
         result = select_node(SchedulingContext(pod), cache, node_fits)
         assert result.node is not None
         cache.add_pod(pod, result.node)
@@ -321,7 +321,7 @@ def test_default_spread_distributes_replicas() -> None:
 
 
 def test_large_cluster_evaluates_some_nodes_in_turn() -> None:
-    cache, node_fits = cache_of(a_node(f"n{number}") for number in range(400)), NodeFitCache()
+    cache, node_fits = cache_of(new_node(f"n{number}") for number in range(400)), NodeFitCache()
     assert (
         feasible_nodes_to_find(99),
         feasible_nodes_to_find(100),
@@ -329,15 +329,15 @@ def test_large_cluster_evaluates_some_nodes_in_turn() -> None:
         feasible_nodes_to_find(1000),
         feasible_nodes_to_find(10_000),
     ) == (99, 100, 188, 420, 500)
-    first = select_node(SchedulingContext(pod_info_of(a_pod("p"))), cache, node_fits)
-    second = select_node(SchedulingContext(pod_info_of(a_pod("q"))), cache, node_fits, first.evaluated_nodes)
+    first = select_node(SchedulingContext(pod_info_of(new_pod("p"))), cache, node_fits)
+    second = select_node(SchedulingContext(pod_info_of(new_pod("q"))), cache, node_fits, first.evaluated_nodes)
     assert first.evaluated_nodes == 188
     assert (first.node, second.node) == ("n0", "n188")
 
 
 def test_node_fit_is_recomputed_only_after_change() -> None:
-    cache, node_fits = cache_of(a_node(f"n{number}") for number in range(5)), NodeFitCache()
-    first, second = (pod_info_of(a_pod(name, cpu="1")) for name in ("p", "q"))
+    cache, node_fits = cache_of(new_node(f"n{number}") for number in range(5)), NodeFitCache()
+    first, second = (pod_info_of(new_pod(name, cpu="1")) for name in ("p", "q"))
     assert first.requirements is second.requirements
     select_node(SchedulingContext(first), cache, node_fits)
     before = dict(node_fits.by_node(first.requirements))
@@ -348,22 +348,22 @@ def test_node_fit_is_recomputed_only_after_change() -> None:
 
 
 def test_pods_of_a_template_share_requirements() -> None:
-    one, other = a_pod("p", cpu="1"), a_pod("q", cpu="1")
+    one, other = new_pod("p", cpu="1"), new_pod("q", cpu="1")
     other["spec"]["containers"][0]["volumeMounts"] = [{"name": "kube-api-access-x7k2q", "mountPath": "/there"}]
     assert pod_info_of(one).requirements is pod_info_of(other).requirements
 
 
 def test_feasible_nominated_node_is_selected() -> None:
-    cache = cache_of(TWO, [a_pod("a", "n1", cpu="3")])
+    cache = cache_of(TWO, [new_pod("a", "n1", cpu="3")])
     assert (
         select_node(
-            SchedulingContext(pod_info_of(a_pod("p", cpu="1"))), cache, NodeFitCache(), nominated_node="n1"
+            SchedulingContext(pod_info_of(new_pod("p", cpu="1"))), cache, NodeFitCache(), nominated_node="n1"
         ).node
         == "n1"
     )
     assert (
         select_node(
-            SchedulingContext(pod_info_of(a_pod("p", cpu="2"))), cache, NodeFitCache(), nominated_node="n1"
+            SchedulingContext(pod_info_of(new_pod("p", cpu="2"))), cache, NodeFitCache(), nominated_node="n1"
         ).node
         == "n2"
     )
@@ -371,25 +371,25 @@ def test_feasible_nominated_node_is_selected() -> None:
 
 def test_pod_may_be_added_before_its_node() -> None:
     cache = SchedulerCache()
-    cache.add_pod(pod_info_of(a_pod("a", "n1", cpu="3")), "n1")
-    cache.set_node(a_node("n1"))
-    assert select_node(SchedulingContext(pod_info_of(a_pod("p", cpu="2"))), cache, NodeFitCache()).node is None
+    cache.add_pod(pod_info_of(new_pod("a", "n1", cpu="3")), "n1")
+    cache.set_node(new_node("n1"))
+    assert select_node(SchedulingContext(pod_info_of(new_pod("p", cpu="2"))), cache, NodeFitCache()).node is None
     cache.remove_node("n1")
-    cache.set_node(a_node("n1", cpu="8"))
-    assert select_node(SchedulingContext(pod_info_of(a_pod("p", cpu="2"))), cache, NodeFitCache()).node == "n1"
+    cache.set_node(new_node("n1", cpu="8"))
+    assert select_node(SchedulingContext(pod_info_of(new_pod("p", cpu="2"))), cache, NodeFitCache()).node == "n1"
 
 
 def test_overhead_counts_towards_requests() -> None:
-    cache = cache_of([a_node("n1")])
+    cache = cache_of([new_node("n1")])
     assert (
         select_node(
-            SchedulingContext(pod_info_of(a_pod("p", cpu="3", overhead={"cpu": "1"}))), cache, NodeFitCache()
+            SchedulingContext(pod_info_of(new_pod("p", cpu="3", overhead={"cpu": "1"}))), cache, NodeFitCache()
         ).node
         == "n1"
     )
     assert (
         select_node(
-            SchedulingContext(pod_info_of(a_pod("p", cpu="3", overhead={"cpu": "2"}))), cache, NodeFitCache()
+            SchedulingContext(pod_info_of(new_pod("p", cpu="3", overhead={"cpu": "2"}))), cache, NodeFitCache()
         ).node
         is None
     )

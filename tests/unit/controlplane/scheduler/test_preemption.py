@@ -18,7 +18,7 @@ from tapestry.controlplane.scheduler.preemption import (
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.selectors import label_selector
 
-from .scheduling_reference import a_node, a_pod, cache_of, fits
+from .scheduling_reference import cache_of, fits, new_node, new_pod
 
 A = label_selector({"matchLabels": {"app": "a"}})
 
@@ -40,63 +40,68 @@ def names(preempted: Victims) -> list[str]:
 
 def test_fewest_lowest_priority_pods_are_preempted() -> None:
     pods = [
-        a_pod("low", "n", cpu="2", priority=1),
-        a_pod("lower", "n", cpu="1", priority=0),
-        a_pod("same", "n", priority=5),
+        new_pod("low", "n", cpu="2", priority=1),
+        new_pod("lower", "n", cpu="1", priority=0),
+        new_pod("same", "n", priority=5),
     ]
-    assert names(selected_victims([a_node("n", cpu="3")], pods, a_pod("p", cpu="1", priority=5))) == ["lower"]
-    assert names(selected_victims([a_node("n", cpu="3")], pods, a_pod("p", cpu="2", priority=5))) == ["low"]
-    assert names(selected_victims([a_node("n", cpu="3")], pods, a_pod("p", cpu="3", priority=5))) == ["low", "lower"]
+    assert names(selected_victims([new_node("n", cpu="3")], pods, new_pod("p", cpu="1", priority=5))) == ["lower"]
+    assert names(selected_victims([new_node("n", cpu="3")], pods, new_pod("p", cpu="2", priority=5))) == ["low"]
+    assert names(selected_victims([new_node("n", cpu="3")], pods, new_pod("p", cpu="3", priority=5))) == [
+        "low",
+        "lower",
+    ]
 
 
 def test_younger_pods_are_preempted_first() -> None:
-    pods = [a_pod("a", "n", cpu="1"), a_pod("b", "n", cpu="1")]
+    pods = [new_pod("a", "n", cpu="1"), new_pod("b", "n", cpu="1")]
     for pod, created in zip(pods, ("2024-01-02T00:00:00Z", "2024-01-01T00:00:00Z"), strict=True):
         pod["metadata"]["creationTimestamp"] = created
-    assert names(selected_victims([a_node("n", cpu="2")], pods, a_pod("p", cpu="1", priority=5))) == ["a"]
+    assert names(selected_victims([new_node("n", cpu="2")], pods, new_pod("p", cpu="1", priority=5))) == ["a"]
 
 
 @pytest.mark.parametrize(
     ("pods", "node"),
     [
-        ([a_pod("a", "n", cpu="2", priority=3), a_pod("b", "m", cpu="2", priority=2)], "m"),
+        ([new_pod("a", "n", cpu="2", priority=3), new_pod("b", "m", cpu="2", priority=2)], "m"),
         (
             [
-                a_pod("a", "n", cpu="1", priority=2),
-                a_pod("c", "n", cpu="1", priority=2),
-                a_pod("b", "m", cpu="2", priority=2),
+                new_pod("a", "n", cpu="1", priority=2),
+                new_pod("c", "n", cpu="1", priority=2),
+                new_pod("b", "m", cpu="2", priority=2),
             ],
             "m",
         ),
-        ([a_pod("a", "n", cpu="2", priority=-5), a_pod("b", "m", cpu="2", priority=-7)], "m"),
+        ([new_pod("a", "n", cpu="2", priority=-5), new_pod("b", "m", cpu="2", priority=-7)], "m"),
     ],
     ids=["lower priority", "fewer pods", "negative priority"],
 )
 def test_node_with_lowest_cost_is_selected(pods: list[Object], node: str) -> None:
     assert (
-        selected_victims([a_node("n", cpu="2"), a_node("m", cpu="2")], pods, a_pod("p", cpu="2", priority=9)).node
+        selected_victims([new_node("n", cpu="2"), new_node("m", cpu="2")], pods, new_pod("p", cpu="2", priority=9)).node
         == node
     )
 
 
 def test_budget_is_violated_only_as_last_resort() -> None:
-    nodes = [a_node("n", cpu="2"), a_node("m", cpu="2")]
+    nodes = [new_node("n", cpu="2"), new_node("m", cpu="2")]
     exhausted_budget = DisruptionBudget("x", A, 0)
-    pods = [a_pod("a", "n", cpu="2", app="a"), a_pod("b", "m", cpu="2", priority=4)]
-    assert selected_victims(nodes, pods, a_pod("p", cpu="2", priority=9)).node == "n"
-    assert selected_victims(nodes, pods, a_pod("p", cpu="2", priority=9), exhausted_budget).node == "m"
-    only = selected_victims(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), exhausted_budget)
+    pods = [new_pod("a", "n", cpu="2", app="a"), new_pod("b", "m", cpu="2", priority=4)]
+    assert selected_victims(nodes, pods, new_pod("p", cpu="2", priority=9)).node == "n"
+    assert selected_victims(nodes, pods, new_pod("p", cpu="2", priority=9), exhausted_budget).node == "m"
+    only = selected_victims(nodes[:1], pods[:1], new_pod("p", cpu="2", priority=9), exhausted_budget)
     assert (names(only), only.pdb_violations) == (["a"], 1)
     already_disrupted = DisruptionBudget("x", A, 0, frozenset({"a"}))
-    assert selected_victims(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), already_disrupted).pdb_violations == 0
+    assert (
+        selected_victims(nodes[:1], pods[:1], new_pod("p", cpu="2", priority=9), already_disrupted).pdb_violations == 0
+    )
     other_namespace = DisruptionBudget("y", A, 0)
-    assert selected_victims(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), other_namespace).pdb_violations == 0
+    assert selected_victims(nodes[:1], pods[:1], new_pod("p", cpu="2", priority=9), other_namespace).pdb_violations == 0
 
 
 def test_pod_without_budget_is_preempted_first() -> None:
-    pods = [a_pod("a", "n", cpu="1", app="a"), a_pod("b", "n", cpu="1", priority=4)]
+    pods = [new_pod("a", "n", cpu="1", app="a"), new_pod("b", "n", cpu="1", priority=4)]
     assert names(
-        selected_victims([a_node("n", cpu="2")], pods, a_pod("p", cpu="1", priority=9), DisruptionBudget("x", A, 0))
+        selected_victims([new_node("n", cpu="2")], pods, new_pod("p", cpu="1", priority=9), DisruptionBudget("x", A, 0))
     ) == ["b"]
 
 
@@ -104,41 +109,45 @@ def test_pod_without_budget_is_preempted_first() -> None:
     ("pods", "pod", "message"),
     [
         (
-            [a_pod("a", "n", cpu="2", priority=9)],
-            a_pod("p", cpu="2", priority=9),
+            [new_pod("a", "n", cpu="2", priority=9)],
+            new_pod("p", cpu="2", priority=9),
             "1 No preemption victims found for incoming pod.",
         ),
-        ([a_pod("a", "n", cpu="2")], a_pod("p", cpu="3", priority=9), "1 Preemption is not helpful for scheduling."),
         (
-            [a_pod("a", "n", cpu="2")],
-            a_pod("p", cpu="2", priority=9, preemptionPolicy="Never"),
+            [new_pod("a", "n", cpu="2")],
+            new_pod("p", cpu="3", priority=9),
+            "1 Preemption is not helpful for scheduling.",
+        ),
+        (
+            [new_pod("a", "n", cpu="2")],
+            new_pod("p", cpu="2", priority=9, preemptionPolicy="Never"),
             "preemptionPolicy=Never.",
         ),
         (
-            [a_pod("a", "n", cpu="1"), a_pod("b", "n", cpu="1", priority=9)],
-            a_pod("p", cpu="2", priority=9),
+            [new_pod("a", "n", cpu="1"), new_pod("b", "n", cpu="1", priority=9)],
+            new_pod("p", cpu="2", priority=9),
             "preemption: 0/1 nodes are available: 1 Insufficient cpu.",
         ),
     ],
 )
 def test_failed_preemption_reports_reason(pods: list[Object], pod: Object, message: str) -> None:
     with pytest.raises(PreemptionFailed) as raised:
-        selected_victims([a_node("n", cpu="2")], pods, pod)
+        selected_victims([new_node("n", cpu="2")], pods, pod)
     assert str(raised.value).endswith(message)
 
 
 def test_preempted_pod_is_recognized_by_condition() -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-    pod = {**a_pod("a", "n", terminating=True), "status": {"conditions": [condition]}}
+    pod = {**new_pod("a", "n", terminating=True), "status": {"conditions": [condition]}}
     assert is_preempted(pod_info_of(pod))
-    assert not is_preempted(pod_info_of({**a_pod("a", "n"), "status": {"conditions": [condition]}}))
-    assert not is_preempted(pod_info_of(a_pod("a", "n", terminating=True)))
+    assert not is_preempted(pod_info_of({**new_pod("a", "n"), "status": {"conditions": [condition]}}))
+    assert not is_preempted(pod_info_of(new_pod("a", "n", terminating=True)))
 
 
 @st.composite
 def full_clusters(draw: st.DrawFn) -> tuple[list[Object], list[Object], Object]:
     nodes = [
-        a_node(f"n{number}", cpu=str(draw(st.integers(1, 4))), pods="4") for number in range(draw(st.integers(1, 3)))
+        new_node(f"n{number}", cpu=str(draw(st.integers(1, 4))), pods="4") for number in range(draw(st.integers(1, 3)))
     ]
     anti = {
         "podAntiAffinity": {
@@ -148,7 +157,7 @@ def full_clusters(draw: st.DrawFn) -> tuple[list[Object], list[Object], Object]:
         }
     }
     pods = [
-        a_pod(
+        new_pod(
             f"p{number}",
             name_of(draw(st.sampled_from(nodes))),
             cpu=str(draw(st.integers(0, 2))),
@@ -162,7 +171,7 @@ def full_clusters(draw: st.DrawFn) -> tuple[list[Object], list[Object], Object]:
     return (
         nodes,
         pods,
-        a_pod(
+        new_pod(
             "probe",
             cpu=cpu,
             priority=draw(st.integers(0, 4)),

@@ -34,7 +34,7 @@ from tapestry.kube.resources import (
     VOLUME_ATTACHMENTS,
 )
 
-from .scheduling_reference import HOST, REQUIRED, a_node, a_pod
+from .scheduling_reference import HOST, REQUIRED, new_node, new_pod
 
 SERVED = [
     PODS,
@@ -109,17 +109,17 @@ async def events(client: Client, name: str) -> list[tuple[str, str, str]]:
 
 @with_scheduler
 async def test_pod_is_bound_with_event(client: Client) -> None:
-    await client.create(NODES, a_node("n"))
-    await client.create(PODS, a_pod("p", cpu="1"))
+    await client.create(NODES, new_node("n"))
+    await client.create(PODS, new_pod("p", cpu="1"))
     assert await wait_for_node(client, "p") == "n"
     assert await events(client, "p") == [("default-scheduler", "Scheduled", "Successfully assigned x/p to n")]
 
 
 @with_scheduler
 async def test_unschedulable_pod_reports_reason_and_is_retried(client: Client) -> None:
-    await client.create(PODS, a_pod("p", cpu="1"))
+    await client.create(PODS, new_pod("p", cpu="1"))
     assert await wait_for_message(client, "p") == "no nodes available to schedule pods"
-    node = await client.create(NODES, a_node("n", cpu="0"))
+    node = await client.create(NODES, new_node("n", cpu="0"))
     full = "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: "
     full += "0/1 nodes are available: 1 Preemption is not helpful for scheduling."
     await wait_for(
@@ -138,20 +138,20 @@ async def test_unschedulable_pod_reports_reason_and_is_retried(client: Client) -
 async def test_invalid_objects_do_not_block_others() -> None:
     api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
     client = Client(api.connect())
-    await api.insert_unvalidated(NODES, a_node("bad", cpu="plenty"))
-    await api.insert_unvalidated(PODS, a_pod("bound", "n", cpu="many"))
-    await api.insert_unvalidated(PODS, a_pod("bad", cpu="some"))
+    await api.insert_unvalidated(NODES, new_node("bad", cpu="plenty"))
+    await api.insert_unvalidated(PODS, new_pod("bound", "n", cpu="many"))
+    await api.insert_unvalidated(PODS, new_pod("bad", cpu="some"))
     async with run_scheduler(api.connect):
-        await client.create(NODES, a_node("n"))
-        await client.create(PODS, a_pod("good", cpu="1"))
+        await client.create(NODES, new_node("n"))
+        await client.create(PODS, new_pod("good", cpu="1"))
         assert await wait_for_node(client, "good") == "n"
         assert "x/bad" in await wait_for_message(client, "bad", "SchedulerError")
 
 
 @with_scheduler
 async def test_gated_pod_waits_until_gate_is_removed(client: Client) -> None:
-    await client.create(NODES, a_node("n"))
-    pod = await client.create(PODS, a_pod("p", schedulingGates=[{"name": "g"}]))
+    await client.create(NODES, new_node("n"))
+    pod = await client.create(PODS, new_pod("p", schedulingGates=[{"name": "g"}]))
     assert (
         await wait_for_message(client, "p", "SchedulingGated")
         == "Scheduling is blocked due to non-empty scheduling gates"
@@ -162,9 +162,9 @@ async def test_gated_pod_waits_until_gate_is_removed(client: Client) -> None:
 
 @with_scheduler
 async def test_pods_of_other_schedulers_are_ignored(client: Client) -> None:
-    await client.create(NODES, a_node("n"))
-    await client.create(PODS, a_pod("other", schedulerName="other"))
-    await client.create(PODS, a_pod("own"))
+    await client.create(NODES, new_node("n"))
+    await client.create(PODS, new_pod("other", schedulerName="other"))
+    await client.create(PODS, new_pod("own"))
     await wait_for_node(client, "own")
     other = await client.get(PODS, "other", "x")
     assert (node_of(other), scheduled_condition(other)) == (None, {})
@@ -173,9 +173,9 @@ async def test_pods_of_other_schedulers_are_ignored(client: Client) -> None:
 @with_scheduler
 async def test_higher_priority_is_scheduled_first(client: Client) -> None:
     for name, priority in (("low", 1), ("high", 10), ("middle", 5)):
-        await client.create(PODS, a_pod(name, cpu="2", priority=priority))
+        await client.create(PODS, new_pod(name, cpu="2", priority=priority))
         await wait_for_message(client, name)
-    await client.create(NODES, a_node("n", cpu="4"))
+    await client.create(NODES, new_node("n", cpu="4"))
     assert await wait_for_node(client, "high") == "n"
     assert await wait_for_node(client, "middle") == "n"
     assert node_of(await client.get(PODS, "low", "x")) is None
@@ -183,10 +183,10 @@ async def test_higher_priority_is_scheduled_first(client: Client) -> None:
 
 @with_scheduler
 async def test_lower_priority_pod_is_preempted(client: Client) -> None:
-    await client.create(NODES, a_node("n", cpu="2"))
-    await client.create(PODS, a_pod("low", cpu="2", terminationGracePeriodSeconds=30))
+    await client.create(NODES, new_node("n", cpu="2"))
+    await client.create(PODS, new_pod("low", cpu="2", terminationGracePeriodSeconds=30))
     await wait_for_node(client, "low")
-    high = await client.create(PODS, a_pod("high", cpu="2", priority=10))
+    high = await client.create(PODS, new_pod("high", cpu="2", priority=10))
     found = await wait_for(client, PODS, "low", "x", until=is_terminating, timeout=AN_HOUR)
     assert found is not None
     target = find_condition(found["status"]["conditions"], "DisruptionTarget") or {}
@@ -195,7 +195,7 @@ async def test_lower_priority_pod_is_preempted(client: Client) -> None:
     waiting = await client.get(PODS, "high", "x")
     assert value_at(waiting, "status", "nominatedNodeName") == "n"
     await client.delete(PODS, found, grace_seconds=0)
-    await client.create(PODS, a_pod("late", cpu="2", priority=9))  # scheduled first, but the capacity is reserved
+    await client.create(PODS, new_pod("late", cpu="2", priority=9))  # scheduled first, but the capacity is reserved
     assert await wait_for_node(client, "high") == "n"
     await wait_for_message(client, "late")
     uid = high["metadata"]["uid"]
@@ -208,10 +208,10 @@ def is_terminating(pod: Object | None) -> bool:
 
 @with_scheduler
 async def test_higher_priority_takes_over_nomination(client: Client) -> None:
-    await client.create(NODES, a_node("n", cpu="2"))
-    await client.create(PODS, a_pod("low", "n", cpu="2", terminationGracePeriodSeconds=30))
+    await client.create(NODES, new_node("n", cpu="2"))
+    await client.create(PODS, new_pod("low", "n", cpu="2", terminationGracePeriodSeconds=30))
     for name, priority in (("middle", 5), ("high", 10)):
-        await client.create(PODS, a_pod(name, cpu="2", priority=priority))
+        await client.create(PODS, new_pod(name, cpu="2", priority=priority))
         await wait_for(client, PODS, name, "x", until=lambda pod: nominated_node(pod) == "n", timeout=AN_HOUR)
     await wait_for(client, PODS, "middle", "x", until=lambda pod: nominated_node(pod) is None, timeout=AN_HOUR)
     assert nominated_node(await client.get(PODS, "high", "x")) == "n"
@@ -226,13 +226,13 @@ def nominated_node(pod: Object | None) -> str | None:
 async def test_nomination_survives_restart() -> None:
     api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
     client = Client(api.connect())
-    await client.create(NODES, a_node("n", cpu="2"))
-    await client.create(PODS, a_pod("low", "n", cpu="2", terminationGracePeriodSeconds=30))
-    await client.create(PODS, a_pod("high", cpu="2", priority=10))
+    await client.create(NODES, new_node("n", cpu="2"))
+    await client.create(PODS, new_pod("low", "n", cpu="2", terminationGracePeriodSeconds=30))
+    await client.create(PODS, new_pod("high", cpu="2", priority=10))
     async with run_scheduler(api.connect):
         await wait_for(client, PODS, "low", "x", until=is_terminating, timeout=AN_HOUR)
-    await client.create(NODES, a_node("m", cpu="2"))
-    await client.create(PODS, a_pod("lower", "m", cpu="2", priority=-5))  # it would be the cheaper victim
+    await client.create(NODES, new_node("m", cpu="2"))
+    await client.create(PODS, new_pod("lower", "m", cpu="2", priority=-5))  # it would be the cheaper victim
     async with run_scheduler(api.connect):
         await asyncio.sleep(60)
         await client.delete(PODS, object_named("low", "x"), grace_seconds=0)
@@ -242,27 +242,27 @@ async def test_nomination_survives_restart() -> None:
 
 @with_scheduler
 async def test_deleted_node_is_not_used(client: Client) -> None:
-    await client.create(NODES, a_node("n"))
-    await client.create(PODS, a_pod("first"))
+    await client.create(NODES, new_node("n"))
+    await client.create(PODS, new_pod("first"))
     await wait_for_node(client, "first")
     await client.delete(NODES, object_named("n"))
     await asyncio.sleep(1)
-    await client.create(PODS, a_pod("second"))
+    await client.create(PODS, new_pod("second"))
     assert await wait_for_message(client, "second") == "no nodes available to schedule pods"
 
 
 @with_scheduler
 async def test_terminating_victims_prevent_further_preemption(client: Client) -> None:
     for name in ("n", "m"):
-        await client.create(NODES, a_node(name, cpu="2"))
-        await client.create(PODS, a_pod(f"low-{name}", name, cpu="2", terminationGracePeriodSeconds=30))
-    await client.create(PODS, a_pod("high", cpu="2", priority=10))
+        await client.create(NODES, new_node(name, cpu="2"))
+        await client.create(PODS, new_pod(f"low-{name}", name, cpu="2", terminationGracePeriodSeconds=30))
+    await client.create(PODS, new_pod("high", cpu="2", priority=10))
     await wait_for(
         client, PODS, "high", "x", until=lambda pod: bool(value_at(pod, "status", "nominatedNodeName")), timeout=AN_HOUR
     )
     await asyncio.sleep(30)
     for number in range(3):  # each change triggers a retry
-        await client.create(PODS, a_pod(f"odd{number}", "elsewhere"))
+        await client.create(PODS, new_pod(f"odd{number}", "elsewhere"))
         await asyncio.sleep(30)
     assert "not eligible due to a terminating pod on the nominated node." in await wait_for_message(client, "high")
     assert sum(is_terminating(each) for each in await client.list(PODS)) == 1
@@ -278,8 +278,10 @@ async def test_volume_is_provisioned_before_binding(client: Client) -> None:
     storage_class = {"metadata": {"name": "late"}, "provisioner": "maker", "volumeBindingMode": "WaitForFirstConsumer"}
     await client.create(STORAGE_CLASSES, storage_class)
     await client.create(PERSISTENT_VOLUME_CLAIMS, with_late_class(specimen(PERSISTENT_VOLUME_CLAIMS, "c", "x")))
-    await client.create(NODES, a_node("n", cpu="2"))
-    await client.create(PODS, a_pod("p", cpu="2", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))
+    await client.create(NODES, new_node("n", cpu="2"))
+    await client.create(
+        PODS, new_pod("p", cpu="2", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}])
+    )
     claim = await wait_for(
         client,
         PERSISTENT_VOLUME_CLAIMS,
@@ -290,7 +292,7 @@ async def test_volume_is_provisioned_before_binding(client: Client) -> None:
     )
     assert claim is not None
     assert annotations_of(claim)[SELECTED_NODE] == "n"
-    await client.create(PODS, a_pod("q", cpu="1"))  # the capacity is reserved, although the pod is not bound yet
+    await client.create(PODS, new_pod("q", cpu="1"))  # the capacity is reserved, although the pod is not bound yet
     await wait_for_message(client, "q")
     assert node_of(await client.get(PODS, "p", "x")) is None
     await client.create(PERSISTENT_VOLUMES, with_late_class(specimen(PERSISTENT_VOLUMES, "v")))
@@ -305,8 +307,8 @@ async def test_node_without_volume_is_rejected(client: Client) -> None:
     await client.create(STORAGE_CLASSES, storage_class)
     claim = specimen(PERSISTENT_VOLUME_CLAIMS, "c", "x", annotations={SELECTED_NODE: "missing"})
     await client.create(PERSISTENT_VOLUME_CLAIMS, with_late_class(claim))
-    await client.create(NODES, a_node("n"))
-    await client.create(PODS, a_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))
+    await client.create(NODES, new_node("n"))
+    await client.create(PODS, new_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))
     assert "didn't find available persistent volumes to bind" in await wait_for_message(client, "p")
     await client.patch(
         PERSISTENT_VOLUME_CLAIMS, object_named("c", "x"), {"metadata": {"annotations": {SELECTED_NODE: None}}}
@@ -323,11 +325,11 @@ async def test_node_without_volume_is_rejected(client: Client) -> None:
 
 @with_scheduler
 async def test_new_matching_pod_satisfies_affinity(client: Client) -> None:
-    await client.create(NODES, a_node("n"))
+    await client.create(NODES, new_node("n"))
     term = {"topologyKey": HOST, "labelSelector": {"matchLabels": {"app": "a"}}}
-    await client.create(PODS, a_pod("p", affinity={"podAffinity": {REQUIRED: [term]}}))
+    await client.create(PODS, new_pod("p", affinity={"podAffinity": {REQUIRED: [term]}}))
     await wait_for_message(client, "p")
-    await client.create(PODS, a_pod("neighbour", "n", app="a"))
+    await client.create(PODS, new_pod("neighbour", "n", app="a"))
     assert await wait_for_node(client, "p") == "n"
 
 
@@ -369,10 +371,10 @@ async def test_lost_bindings_never_overcommit_nodes(outcomes: list[str], sizes: 
     remaining = list(outcomes)
     client = Client(api.connect())
     for name in ("n", "m"):
-        await client.create(NODES, a_node(name, cpu="4", pods="3"))
+        await client.create(NODES, new_node(name, cpu="4", pods="3"))
     async with run_scheduler(lambda: LossyTransport(api.connect(), remaining)):
         for number, size in enumerate(sizes):
-            await client.create(PODS, a_pod(f"p{number}", cpu=str(size)))
+            await client.create(PODS, new_pod(f"p{number}", cpu=str(size)))
         for number in range(len(sizes)):
             name = f"p{number}"
             await wait_for(

@@ -21,12 +21,12 @@ from tapestry.controlplane.scheduler.volumes import (
 from tapestry.controlplane.volume_matching import SELECTED_NODE, storage_class_of
 from tapestry.kube.objects import Object, key_of, name_of
 
-from .scheduling_reference import HOST, ZONE, a_node, a_pod, cache_of
+from .scheduling_reference import HOST, ZONE, cache_of, new_node, new_pod
 
-CACHE = cache_of([a_node("n1", labels={ZONE: "a"}), a_node("n2", labels={ZONE: "b"}), a_node("n3")])
+CACHE = cache_of([new_node("n1", labels={ZONE: "a"}), new_node("n2", labels={ZONE: "b"}), new_node("n3")])
 
 
-def a_claim(
+def new_claim(
     name: str = "c", *, volume: str = "", storage_class: str = "late", size: str = "1Gi", **more: Any
 ) -> Object:
     metadata = {"name": name, "namespace": "x", "uid": f"uid-{name}", **more.pop("metadata", {})}
@@ -41,7 +41,7 @@ def a_claim(
     return {"metadata": metadata, "spec": {**spec, "volumeName": volume}, "status": {"phase": "Bound"}}
 
 
-def a_volume(
+def new_volume(
     name: str, *nodes: str, size: str = "1Gi", storage_class: str = "late", labels: Any = None, **more: Any
 ) -> Object:
     spec: Object = {
@@ -56,12 +56,12 @@ def a_volume(
     return {"metadata": {"name": name, "labels": labels or {}}, "spec": spec, "status": {"phase": "Available"}}
 
 
-def a_class(name: str, mode: str = "WaitForFirstConsumer", provisioner: str = "maker", **more: Any) -> Object:
+def new_class(name: str, mode: str = "WaitForFirstConsumer", provisioner: str = "maker", **more: Any) -> Object:
     return {"metadata": {"name": name}, "volumeBindingMode": mode, "provisioner": provisioner, **more}
 
 
-LATE, NOW = a_class("late"), a_class("now", "Immediate")
-STATIC = a_class("late", provisioner="kubernetes.io/no-provisioner")
+LATE, NOW = new_class("late"), new_class("now", "Immediate")
+STATIC = new_class("late", provisioner="kubernetes.io/no-provisioner")
 
 
 def storage(
@@ -84,7 +84,7 @@ def storage(
 
 
 def using(*names: str) -> Object:
-    return a_pod("p", volumes=[{"name": each, "persistentVolumeClaim": {"claimName": each}} for each in names])
+    return new_pod("p", volumes=[{"name": each, "persistentVolumeClaim": {"claimName": each}} for each in names])
 
 
 def reasons(lister: StorageLister, pod: Object | None = None) -> dict[str, tuple[str, ...]]:
@@ -93,22 +93,22 @@ def reasons(lister: StorageLister, pod: Object | None = None) -> dict[str, tuple
 
 
 def test_pod_without_claims_has_no_constraints() -> None:
-    assert volume_plan_of(a_pod("p", volumes=[{"name": "v", "emptyDir": {}}]), storage([])) is NO_VOLUMES
+    assert volume_plan_of(new_pod("p", volumes=[{"name": "v", "emptyDir": {}}]), storage([])) is NO_VOLUMES
 
 
 @pytest.mark.parametrize(
     ("claims", "message"),
     [
         ([], 'persistentvolumeclaim "c" not found'),
-        ([a_claim(storage_class="now")], "pod has unbound immediate PersistentVolumeClaims"),
-        ([a_claim(storage_class="")], "pod has unbound immediate PersistentVolumeClaims"),
-        ([a_claim(volumeName="v")], "pod has unbound immediate PersistentVolumeClaims"),
+        ([new_claim(storage_class="now")], "pod has unbound immediate PersistentVolumeClaims"),
+        ([new_claim(storage_class="")], "pod has unbound immediate PersistentVolumeClaims"),
+        ([new_claim(volumeName="v")], "pod has unbound immediate PersistentVolumeClaims"),
         (
-            [{**a_claim(volume="v"), "status": {"phase": "Lost"}}],
+            [{**new_claim(volume="v"), "status": {"phase": "Lost"}}],
             'persistentvolumeclaim "c" bound to non-existent persistentvolume "v"',
         ),
         (
-            [a_claim(metadata={"deletionTimestamp": "2024-01-01T00:00:00Z"})],
+            [new_claim(metadata={"deletionTimestamp": "2024-01-01T00:00:00Z"})],
             'persistentvolumeclaim "c" is being deleted',
         ),
     ],
@@ -119,57 +119,59 @@ def test_unresolvable_claim_rejects_all_nodes(claims: list[Object], message: str
 
 
 def test_ephemeral_claim_must_be_owned_by_pod() -> None:
-    pod = a_pod("p", volumes=[{"name": "v", "ephemeral": {}}])
+    pod = new_pod("p", volumes=[{"name": "v", "ephemeral": {}}])
     with pytest.raises(UnresolvableClaim, match="waiting for ephemeral volume controller"):
         volume_plan_of(pod, storage([]))
     with pytest.raises(UnresolvableClaim, match="was not created for pod"):
-        volume_plan_of(pod, storage([a_claim("p-v")]))
+        volume_plan_of(pod, storage([new_claim("p-v")]))
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": True}
-    assert volume_plan_of(pod, storage([a_claim("p-v", metadata={"ownerReferences": [owner]})])).unbound_claims
+    assert volume_plan_of(pod, storage([new_claim("p-v", metadata={"ownerReferences": [owner]})])).unbound_claims
 
 
 def test_bound_claim_restricts_pod_to_its_volume() -> None:
-    assert reasons(storage([a_claim(volume="v")], [a_volume("v", "n2")])) == {
+    assert reasons(storage([new_claim(volume="v")], [new_volume("v", "n2")])) == {
         "n1": (VOLUME_NODE_CONFLICT,),
         "n2": (),
         "n3": (VOLUME_NODE_CONFLICT,),
     }
-    assert reasons(storage([a_claim(volume="v")])) == dict.fromkeys(("n1", "n2", "n3"), (MISSING_VOLUME,))
+    assert reasons(storage([new_claim(volume="v")])) == dict.fromkeys(("n1", "n2", "n3"), (MISSING_VOLUME,))
 
 
 def test_volume_zone_applies_to_zoned_nodes() -> None:
-    lister = storage([a_claim(volume="v")], [a_volume("v", labels={ZONE: "b__c"})])
+    lister = storage([new_claim(volume="v")], [new_volume("v", labels={ZONE: "b__c"})])
     assert reasons(lister) == {"n1": (VOLUME_ZONE_CONFLICT,), "n2": (), "n3": ()}
 
 
 def test_read_write_once_pod_claim_is_exclusive() -> None:
-    claim = a_claim(volume="v", mode="ReadWriteOncePod")
-    assert reasons(storage([claim], [a_volume("v")], users=["x/other"]))["n1"] == (EXCLUSIVE_CLAIM_IN_USE,)
-    assert reasons(storage([claim], [a_volume("v")], users=["x/p"]))["n1"] == ()
+    claim = new_claim(volume="v", mode="ReadWriteOncePod")
+    assert reasons(storage([claim], [new_volume("v")], users=["x/other"]))["n1"] == (EXCLUSIVE_CLAIM_IN_USE,)
+    assert reasons(storage([claim], [new_volume("v")], users=["x/p"]))["n1"] == ()
 
 
 def test_provisioning_respects_allowed_topologies() -> None:
-    near = a_class("late", allowedTopologies=[{"matchLabelExpressions": [{"key": ZONE, "values": ["a"]}]}])
-    assert reasons(storage([a_claim()], classes=[near])) == {
+    near = new_class("late", allowedTopologies=[{"matchLabelExpressions": [{"key": ZONE, "values": ["a"]}]}])
+    assert reasons(storage([new_claim()], classes=[near])) == {
         "n1": (),
         "n2": (NO_AVAILABLE_VOLUME,),
         "n3": (NO_AVAILABLE_VOLUME,),
     }
-    assert reasons(storage([a_claim()], classes=[STATIC])) == dict.fromkeys(("n1", "n2", "n3"), (NO_AVAILABLE_VOLUME,))
+    assert reasons(storage([new_claim()], classes=[STATIC])) == dict.fromkeys(
+        ("n1", "n2", "n3"), (NO_AVAILABLE_VOLUME,)
+    )
 
 
 def test_selected_node_is_kept() -> None:
-    claim = a_claim(metadata={"annotations": {SELECTED_NODE: "n2"}})
+    claim = new_claim(metadata={"annotations": {SELECTED_NODE: "n2"}})
     assert reasons(storage([claim])) == {"n1": (NO_AVAILABLE_VOLUME,), "n2": (), "n3": (NO_AVAILABLE_VOLUME,)}
 
 
 def test_smallest_matching_volume_is_bound_once() -> None:
     volumes = [
-        a_volume("large", "n1", size="9Gi"),
-        a_volume("small", "n1", size="2Gi"),
-        a_volume("tiny", "n1", size="1Mi"),
+        new_volume("large", "n1", size="9Gi"),
+        new_volume("small", "n1", size="2Gi"),
+        new_volume("tiny", "n1", size="1Mi"),
     ]
-    claims = [a_claim("c"), a_claim("d", size="2Gi")]
+    claims = [new_claim("c"), new_claim("d", size="2Gi")]
     plan = volume_plan_of(using("c", "d"), storage(claims, volumes, [STATIC])).pod_volumes(CACHE.nodes["n1"])
     assert plan == PodVolumes(((volumes[1], claims[0]), (volumes[0], claims[1])))
     assert volume_plan_of(using("c", "d"), storage(claims, volumes, [STATIC])).pod_volumes(CACHE.nodes["n2"]) is None
@@ -178,27 +180,27 @@ def test_smallest_matching_volume_is_bound_once() -> None:
 @pytest.mark.parametrize(
     "volume",
     [
-        a_volume("v", accessModes=["ReadOnlyMany"]),
-        a_volume("v", volumeMode="Block"),
-        a_volume("v", size="1Mi"),
-        a_volume("v", storage_class="other"),
-        a_volume("v", claimRef={"name": "another", "namespace": "x"}),
-        {**a_volume("v"), "status": {"phase": "Released"}},
+        new_volume("v", accessModes=["ReadOnlyMany"]),
+        new_volume("v", volumeMode="Block"),
+        new_volume("v", size="1Mi"),
+        new_volume("v", storage_class="other"),
+        new_volume("v", claimRef={"name": "another", "namespace": "x"}),
+        {**new_volume("v"), "status": {"phase": "Released"}},
     ],
 )
 def test_unsuitable_volume_is_not_bound(volume: Object) -> None:
-    assert reasons(storage([a_claim()], [volume], [STATIC]))["n1"] == (NO_AVAILABLE_VOLUME,)
+    assert reasons(storage([new_claim()], [volume], [STATIC]))["n1"] == (NO_AVAILABLE_VOLUME,)
 
 
 def test_reserved_volume_is_preferred() -> None:
-    volume = a_volume("v", size="9Gi", claimRef={"name": "c", "namespace": "x"})
-    plan = volume_plan_of(using("c"), storage([a_claim()], [a_volume("small"), volume], [STATIC]))
-    assert plan.pod_volumes(CACHE.nodes["n1"]) == PodVolumes(((volume, a_claim()),))
+    volume = new_volume("v", size="9Gi", claimRef={"name": "c", "namespace": "x"})
+    plan = volume_plan_of(using("c"), storage([new_claim()], [new_volume("small"), volume], [STATIC]))
+    assert plan.pod_volumes(CACHE.nodes["n1"]) == PodVolumes(((volume, new_claim()),))
 
 
 def test_unreachable_reserved_volume_excludes_node() -> None:
-    volume = a_volume("v", "n2", claimRef={"name": "c", "namespace": "x"})
-    lister = storage([a_claim()], [a_volume("free"), volume], [STATIC])
+    volume = new_volume("v", "n2", claimRef={"name": "c", "namespace": "x"})
+    lister = storage([new_claim()], [new_volume("free"), volume], [STATIC])
     assert reasons(lister) == {"n1": (NO_AVAILABLE_VOLUME,), "n2": (), "n3": (NO_AVAILABLE_VOLUME,)}
 
 
@@ -206,7 +208,7 @@ def test_unreachable_reserved_volume_excludes_node() -> None:
 
 
 def csi(name: str, handle: str) -> Object:
-    return a_volume(name, csi={"driver": "d", "volumeHandle": handle})
+    return new_volume(name, csi={"driver": "d", "volumeHandle": handle})
 
 
 def limit(node: str, count: int | None) -> Object:
@@ -215,13 +217,13 @@ def limit(node: str, count: int | None) -> Object:
 
 
 def reasons_beside(pods: list[Object], lister: StorageLister, pod: Object) -> tuple[str, ...]:
-    cache = cache_of([a_node("n1")], [{**each, "spec": {**each["spec"], "nodeName": "n1"}} for each in pods])
+    cache = cache_of([new_node("n1")], [{**each, "spec": {**each["spec"], "nodeName": "n1"}} for each in pods])
     return volume_plan_of(pod, lister).rejection_reasons(cache.nodes["n1"])
 
 
 @pytest.mark.parametrize(("count", "is_rejected"), [(1, True), (2, False), (None, False)])
 def test_driver_limits_volumes_of_node(count: int | None, is_rejected: bool) -> None:
-    claims, volumes = [a_claim("c", volume="v"), a_claim("o", volume="w")], [csi("v", "h1"), csi("w", "h2")]
+    claims, volumes = [new_claim("c", volume="v"), new_claim("o", volume="w")], [csi("v", "h1"), csi("w", "h2")]
     lister = storage(claims, volumes, csi_nodes=[limit("n1", count)])
     other = {**using("o"), "metadata": {**using("o")["metadata"], "name": "other"}}
     assert reasons_beside([other], lister, using("c")) == ((TOO_MANY_VOLUMES,) if is_rejected else ())
@@ -229,7 +231,7 @@ def test_driver_limits_volumes_of_node(count: int | None, is_rejected: bool) -> 
 
 
 def test_volume_counts_once_for_all_pods() -> None:
-    lister = storage([a_claim("c", volume="v")], [csi("v", "h")], csi_nodes=[limit("n1", 1)])
+    lister = storage([new_claim("c", volume="v")], [csi("v", "h")], csi_nodes=[limit("n1", 1)])
     other = {**using("c"), "metadata": {**using("c")["metadata"], "name": "other"}}
     assert reasons_beside([other], lister, using("c")) == ()
 
@@ -251,12 +253,12 @@ def attachment(node: str, source: Object, attacher: str = "d") -> Object:
 )
 def test_attachments_without_pods_count(attached: Object, is_rejected: bool) -> None:
     volumes = [csi("v", "h1"), csi("w", "h2")]
-    lister = storage([a_claim("c", volume="v")], volumes, csi_nodes=[limit("n1", 1)], attachments=[attached])
+    lister = storage([new_claim("c", volume="v")], volumes, csi_nodes=[limit("n1", 1)], attachments=[attached])
     assert reasons_beside([], lister, using("c")) == ((TOO_MANY_VOLUMES,) if is_rejected else ())
 
 
 def test_volume_of_pod_and_attachment_counts_once() -> None:
-    claims, volumes = [a_claim("c", volume="v"), a_claim("o", volume="w")], [csi("v", "h1"), csi("w", "h2")]
+    claims, volumes = [new_claim("c", volume="v"), new_claim("o", volume="w")], [csi("v", "h1"), csi("w", "h2")]
     attached = [attachment("n1", {"persistentVolumeName": "w"})]
     lister = storage(claims, volumes, csi_nodes=[limit("n1", 2)], attachments=attached)
     other = {**using("o"), "metadata": {**using("o")["metadata"], "name": "other"}}
@@ -264,7 +266,7 @@ def test_volume_of_pod_and_attachment_counts_once() -> None:
 
 
 def test_unprovisioned_volume_counts() -> None:
-    late = a_class("late", provisioner="d")
-    lister = storage([a_claim("c"), a_claim("o")], classes=[late], csi_nodes=[limit("n1", 1)])
+    late = new_class("late", provisioner="d")
+    lister = storage([new_claim("c"), new_claim("o")], classes=[late], csi_nodes=[limit("n1", 1)])
     other = {**using("o"), "metadata": {**using("o")["metadata"], "name": "other"}}
     assert reasons_beside([other], lister, using("c")) == (TOO_MANY_VOLUMES,)

@@ -15,7 +15,7 @@ TICK = object_named("tick", "default")
 MINUTE, HOUR = 60, 3600
 
 
-def a_cron_job(schedule: str = "*/10 * * * *", lasts: str = "30s", code: str = "0", **spec: Any) -> Object:
+def new_cron_job(schedule: str = "*/10 * * * *", lasts: str = "30s", code: str = "0", **spec: Any) -> Object:
     annotations = {"simulated.tapestry.io/ends-after": lasts, "simulated.tapestry.io/exit-code": code}
     pod = {
         "metadata": {"annotations": annotations},
@@ -49,7 +49,7 @@ async def reasons(client: Client) -> set[str]:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_job_is_created_at_each_scheduled_time(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job())
+    await client.create(CRON_JOBS, new_cron_job())
     await pass_time(25 * MINUTE)
     assert await minutes(client) == [10, 20]
     jobs = await client.list(JOBS)
@@ -65,7 +65,7 @@ async def test_job_is_created_at_each_scheduled_time(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_status_lists_active_jobs(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job(lasts="5m"))
+    await client.create(CRON_JOBS, new_cron_job(lasts="5m"))
     await pass_time(12 * MINUTE)
     (job,) = await client.list(JOBS)
     (active,) = (await status(client))["active"]
@@ -80,7 +80,7 @@ async def test_status_lists_active_jobs(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_successful_jobs_over_limit_are_deleted(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job(successfulJobsHistoryLimit=2))
+    await client.create(CRON_JOBS, new_cron_job(successfulJobsHistoryLimit=2))
     await pass_time(65 * MINUTE)
     assert await minutes(client) == [50, 60]
     assert len(await client.list(PODS)) == 2
@@ -88,7 +88,7 @@ async def test_successful_jobs_over_limit_are_deleted(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_one_failed_job_is_kept(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job(code="1"))
+    await client.create(CRON_JOBS, new_cron_job(code="1"))
     await pass_time(35 * MINUTE)
     assert await minutes(client) == [30]
     assert "lastSuccessfulTime" not in await status(client)
@@ -96,7 +96,7 @@ async def test_one_failed_job_is_kept(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_concurrent_jobs_are_allowed(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job(lasts="25m"))
+    await client.create(CRON_JOBS, new_cron_job(lasts="25m"))
     await pass_time(32 * MINUTE)
     assert await minutes(client) == [10, 20, 30]
     assert len((await status(client))["active"]) == 3
@@ -104,7 +104,7 @@ async def test_concurrent_jobs_are_allowed(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_forbid_policy_waits_for_active_job(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job(lasts="25m", concurrencyPolicy="Forbid"))
+    await client.create(CRON_JOBS, new_cron_job(lasts="25m", concurrencyPolicy="Forbid"))
     await pass_time(32 * MINUTE)
     assert await minutes(client) == [10]
     await pass_time(5 * MINUTE)
@@ -114,7 +114,7 @@ async def test_forbid_policy_waits_for_active_job(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_replace_policy_deletes_active_job(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job(lasts="25m", concurrencyPolicy="Replace"))
+    await client.create(CRON_JOBS, new_cron_job(lasts="25m", concurrencyPolicy="Replace"))
     await pass_time(32 * MINUTE)
     assert await minutes(client) == [30]
     assert len((await status(client))["active"]) == 1
@@ -123,7 +123,7 @@ async def test_replace_policy_deletes_active_job(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_resumed_cron_job_runs_last_missed_start(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job(suspend=True))
+    await client.create(CRON_JOBS, new_cron_job(suspend=True))
     await pass_time(35 * MINUTE)
     assert await minutes(client) == []
     await client.patch(CRON_JOBS, TICK, {"spec": {"suspend": False}})
@@ -133,7 +133,7 @@ async def test_resumed_cron_job_runs_last_missed_start(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_missed_deadline_is_skipped(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job(suspend=True, startingDeadlineSeconds=120))
+    await client.create(CRON_JOBS, new_cron_job(suspend=True, startingDeadlineSeconds=120))
     await pass_time(35 * MINUTE)
     await client.patch(CRON_JOBS, TICK, {"spec": {"suspend": False}})
     await pass_time(MINUTE)
@@ -144,7 +144,7 @@ async def test_missed_deadline_is_skipped(client: Client) -> None:
 
 @in_cluster("cronjobs", nodes=0)
 async def test_too_many_missed_starts_record_event(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job("* * * * *", suspend=True))
+    await client.create(CRON_JOBS, new_cron_job("* * * * *", suspend=True))
     await pass_time(3 * HOUR)
     await client.patch(CRON_JOBS, TICK, {"spec": {"suspend": False}})
     await pass_time(5)
@@ -154,7 +154,7 @@ async def test_too_many_missed_starts_record_event(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_schedule_uses_time_zone(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job("30 6 * * *", timeZone="Asia/Kolkata"))  # UTC+5:30
+    await client.create(CRON_JOBS, new_cron_job("30 6 * * *", timeZone="Asia/Kolkata"))  # UTC+5:30
     await pass_time(2 * HOUR)
     assert await minutes(client) == [60]
     (job,) = await client.list(JOBS)
@@ -164,7 +164,7 @@ async def test_schedule_uses_time_zone(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_schedule_without_start_records_event(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job("59 23 31 2 *"))
+    await client.create(CRON_JOBS, new_cron_job("59 23 31 2 *"))
     await pass_time(HOUR)
     [event] = [each for each in await client.list(EVENTS) if each["reason"] == "InvalidSchedule"]
     message = "invalid schedule: 59 23 31 2 * : time difference between two schedules is less than 1 second"
@@ -174,7 +174,7 @@ async def test_schedule_without_start_records_event(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_changed_schedule_applies_from_now_on(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job("0 12 * * *"))
+    await client.create(CRON_JOBS, new_cron_job("0 12 * * *"))
     await pass_time(5 * MINUTE)
     await client.patch(CRON_JOBS, TICK, {"spec": {"schedule": "*/20 * * * *"}})
     await pass_time(18 * MINUTE)
@@ -183,7 +183,7 @@ async def test_changed_schedule_applies_from_now_on(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_deleted_job_is_not_recreated(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job(lasts="5m"))
+    await client.create(CRON_JOBS, new_cron_job(lasts="5m"))
     await pass_time(11 * MINUTE)
     (job,) = await client.list(JOBS)
     await client.delete(JOBS, job)
@@ -195,7 +195,7 @@ async def test_deleted_job_is_not_recreated(client: Client) -> None:
 
 @in_cluster("cronjobs", nodes=0)
 async def test_job_template_needs_no_metadata(client: Client) -> None:
-    cron = a_cron_job()
+    cron = new_cron_job()
     del cron["spec"]["jobTemplate"]["metadata"]
     await client.create(CRON_JOBS, cron)
     await pass_time(11 * MINUTE)
@@ -204,7 +204,7 @@ async def test_job_template_needs_no_metadata(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_jobs_are_deleted_with_cron_job(client: Client) -> None:
-    await client.create(CRON_JOBS, a_cron_job(lasts="5m"))
+    await client.create(CRON_JOBS, new_cron_job(lasts="5m"))
     await pass_time(12 * MINUTE)
     await client.delete(CRON_JOBS, TICK)
     await pass_time(MINUTE)
@@ -213,7 +213,7 @@ async def test_jobs_are_deleted_with_cron_job(client: Client) -> None:
 
 @in_cluster("cronjobs", "jobs", nodes=1)
 async def test_manually_started_job_is_owned(client: Client) -> None:
-    cron_job = await client.create(CRON_JOBS, a_cron_job("0 12 * * *"))
+    cron_job = await client.create(CRON_JOBS, new_cron_job("0 12 * * *"))
     template = cron_job["spec"]["jobTemplate"]["spec"]
     owner = {
         "apiVersion": "batch/v1",

@@ -25,7 +25,7 @@ NOW = datetime(2024, 1, 1, tzinfo=UTC)
 ONLY = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def a_set(annotations: dict[str, str] | None = None, pod: dict[str, Any] | None = None, **spec: Any) -> Object:
+def new_set(annotations: dict[str, str] | None = None, pod: dict[str, Any] | None = None, **spec: Any) -> Object:
     template = {
         "metadata": {"labels": {"app": "agent"}, "annotations": annotations or {}},
         "spec": {"containers": [{"name": "c", "image": "agent:1"}], **(pod or {})},
@@ -60,7 +60,7 @@ async def taint(client: Client, node: str, effect: str, key: str = "example.com/
 
 @in_cluster("daemonsets")
 async def test_existing_and_new_nodes_get_a_pod(client: Client) -> None:
-    await client.create(DAEMON_SETS, a_set())
+    await client.create(DAEMON_SETS, new_set())
     await wait_until_ready(client, 3)
     assert await pod_nodes(client) == ["n0", "n1", "n2"]
     await client.create(NODES, simulated_node("n3", NODE_CAPACITY))
@@ -70,7 +70,7 @@ async def test_existing_and_new_nodes_get_a_pod(client: Client) -> None:
 
 @in_cluster("daemonsets")
 async def test_revision_fields_are_sorted_as_kubectl_expects(client: Client) -> None:
-    await client.create(DAEMON_SETS, a_set(pod={"terminationGracePeriodSeconds": 1, "hostNetwork": True}))
+    await client.create(DAEMON_SETS, new_set(pod={"terminationGracePeriodSeconds": 1, "hostNetwork": True}))
     await wait_until_ready(client, 3)
     (revision,) = await client.list(CONTROLLER_REVISIONS)
     assert json.dumps(revision["data"]) == json.dumps(revision["data"], sort_keys=True)
@@ -78,7 +78,9 @@ async def test_revision_fields_are_sorted_as_kubectl_expects(client: Client) -> 
 
 @in_cluster("daemonsets")
 async def test_pods_have_node_affinity_and_default_tolerations(client: Client) -> None:
-    await client.create(DAEMON_SETS, a_set(pod={"hostNetwork": True, "nodeSelector": {"kubernetes.io/hostname": "n1"}}))
+    await client.create(
+        DAEMON_SETS, new_set(pod={"hostNetwork": True, "nodeSelector": {"kubernetes.io/hostname": "n1"}})
+    )
     await wait_until_ready(client, 1)
     (pod,) = await live_pods(client)
     (term,) = pod["spec"]["affinity"]["nodeAffinity"][ONLY]["nodeSelectorTerms"]
@@ -100,7 +102,7 @@ async def test_pods_have_node_affinity_and_default_tolerations(client: Client) -
 
 @in_cluster("daemonsets")
 async def test_relabelled_node_gets_or_loses_its_pod(client: Client) -> None:
-    await client.create(DAEMON_SETS, a_set(pod={"nodeSelector": {"disk": "fast"}}))
+    await client.create(DAEMON_SETS, new_set(pod={"nodeSelector": {"disk": "fast"}}))
     await pass_time()
     assert await pod_nodes(client) == []
     await client.patch(NODES, object_named("n1"), {"metadata": {"labels": {"disk": "fast"}}})
@@ -116,7 +118,7 @@ async def test_untolerated_taint_prevents_pod(client: Client) -> None:
     await taint(client, "n0", "NoSchedule")
     await taint(client, "n1", "NoExecute")
     await taint(client, "n2", "PreferNoSchedule")
-    await client.create(DAEMON_SETS, a_set())
+    await client.create(DAEMON_SETS, new_set())
     found = await wait_until_ready(client, 1)
     assert await pod_nodes(client) == ["n2"]
     assert found["status"]["numberMisscheduled"] == 0
@@ -133,14 +135,14 @@ async def test_untolerated_taint_prevents_pod(client: Client) -> None:
 async def test_cordoned_node_has_its_pod(client: Client) -> None:
     await client.patch(NODES, object_named("n0"), {"spec": {"unschedulable": True}})
     await taint(client, "n0", "NoSchedule", "node.kubernetes.io/unschedulable")
-    await client.create(DAEMON_SETS, a_set())
+    await client.create(DAEMON_SETS, new_set())
     await wait_until_ready(client, 3)
     assert await pod_nodes(client) == ["n0", "n1", "n2"]
 
 
 @in_cluster("daemonsets")
 async def test_rolling_update_replaces_one_pod_at_a_time(client: Client) -> None:
-    await client.create(DAEMON_SETS, a_set(SLOWLY))
+    await client.create(DAEMON_SETS, new_set(SLOWLY))
     await wait_until_ready(client, 3)
     await update(client)
     await wait_until_ready(client, 3)
@@ -152,7 +154,7 @@ async def test_rolling_update_replaces_one_pod_at_a_time(client: Client) -> None
 @in_cluster("daemonsets")
 async def test_surge_update_keeps_a_pod_on_each_node(client: Client) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
-    await client.create(DAEMON_SETS, a_set(SLOWLY, updateStrategy=strategy))
+    await client.create(DAEMON_SETS, new_set(SLOWLY, updateStrategy=strategy))
     await wait_until_ready(client, 3)
     await update(client)
     for _ in range(12):
@@ -167,7 +169,7 @@ async def test_surge_update_keeps_a_pod_on_each_node(client: Client) -> None:
 
 @in_cluster("daemonsets")
 async def test_on_delete_updates_only_deleted_pods(client: Client) -> None:
-    await client.create(DAEMON_SETS, a_set(updateStrategy={"type": "OnDelete"}))
+    await client.create(DAEMON_SETS, new_set(updateStrategy={"type": "OnDelete"}))
     await wait_until_ready(client, 3)
     await update(client)
     await wait_until_ready(client, 3, updated=0)
@@ -179,7 +181,7 @@ async def test_on_delete_updates_only_deleted_pods(client: Client) -> None:
 
 @in_cluster("daemonsets")
 async def test_revision_history_allows_rollback(client: Client) -> None:
-    await client.create(DAEMON_SETS, a_set(revisionHistoryLimit=1))
+    await client.create(DAEMON_SETS, new_set(revisionHistoryLimit=1))
     await wait_until_ready(client, 3)
     for number in (2, 3):
         await update(client, f"agent:{number}")
@@ -193,7 +195,7 @@ async def test_revision_history_allows_rollback(client: Client) -> None:
 
 @in_cluster("daemonsets")
 async def test_failed_pod_is_replaced_after_backoff(client: Client) -> None:
-    await client.create(DAEMON_SETS, a_set())
+    await client.create(DAEMON_SETS, new_set())
     await wait_until_ready(client, 3)
     (pod, *_) = await live_pods(client)
     await client.patch(PODS, pod, {"status": {"phase": "Failed"}}, subresource="status")
@@ -207,7 +209,7 @@ async def test_failed_pod_is_replaced_after_backoff(client: Client) -> None:
 # -- steps
 
 
-def a_pod(node: str, revision: str, *, is_ready: bool = True, number: int = 0, deleting: bool = False) -> Object:
+def new_pod(node: str, revision: str, *, is_ready: bool = True, number: int = 0, deleting: bool = False) -> Object:
     name = f"{node}-{revision}-{number}"
     metadata = {
         "name": name,
@@ -230,7 +232,7 @@ def states(draw: st.DrawFn) -> dict[str, list[Object]]:
     def pods(node: str) -> list[Object]:
         kinds = draw(st.lists(st.tuples(st.sampled_from(["old", "new"]), st.booleans(), st.booleans()), max_size=2))
         return [
-            a_pod(node, revision, is_ready=is_ready, number=number, deleting=deleting)
+            new_pod(node, revision, is_ready=is_ready, number=number, deleting=deleting)
             for number, (revision, is_ready, deleting) in enumerate(kinds)
         ]
 
@@ -239,7 +241,7 @@ def states(draw: st.DrawFn) -> dict[str, list[Object]]:
 
 def with_strategy(unavailable: int, surge: int) -> Object:
     rolling = {"maxUnavailable": unavailable, "maxSurge": surge}
-    return a_set(updateStrategy={"type": "RollingUpdate", "rollingUpdate": rolling})
+    return new_set(updateStrategy={"type": "RollingUpdate", "rollingUpdate": rolling})
 
 
 def available_nodes(pods: dict[str, list[Object]]) -> set[str]:
@@ -283,11 +285,11 @@ def test_update_completes(pods: dict[str, list[Object]], unavailable: int, surge
         deleted = {uid_of(pod) for pod in step.to_delete}
         pods = {
             node: [
-                a_pod(node, labels_of(pod)["controller-revision-hash"], number=hash(name_of(pod)))
+                new_pod(node, labels_of(pod)["controller-revision-hash"], number=hash(name_of(pod)))
                 for pod in found
                 if uid_of(pod) not in deleted and not is_deleting(pod)
             ]
-            + [a_pod(node, "new", number=1000 + turn) for each in step.to_create if each == node]
+            + [new_pod(node, "new", number=1000 + turn) for each in step.to_create if each == node]
             for node, found in pods.items()
         }
     assert all([labels_of(pod)["controller-revision-hash"] for pod in found] == ["new"] for found in pods.values())
@@ -317,20 +319,22 @@ def test_update_completes(pods: dict[str, list[Object]], unavailable: int, surge
     ],
 )
 def test_node_fit_matches_kubernetes(node: dict[str, Any], pod: dict[str, Any], fit: DaemonFit) -> None:
-    assert daemonset_steps.daemon_fit(a_set(pod=pod), {"metadata": {"name": "n"}, "spec": node}) == fit
+    assert daemonset_steps.daemon_fit(new_set(pod=pod), {"metadata": {"name": "n"}, "spec": node}) == fit
 
 
 def test_affinity_can_match_node_name() -> None:
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}]
     pod = {"affinity": {"nodeAffinity": {ONLY: {"nodeSelectorTerms": terms}}}}
-    fits = [daemonset_steps.daemon_fit(a_set(pod=pod), {"metadata": {"name": name}}).should_run for name in ("n", "m")]
+    fits = [
+        daemonset_steps.daemon_fit(new_set(pod=pod), {"metadata": {"name": name}}).should_run for name in ("n", "m")
+    ]
     assert fits == [True, False]
 
 
 def test_unbound_pod_of_deleted_node_is_deleted() -> None:
-    bound = a_pod("deleted-node", "new")
-    waiting = {**a_pod("deleted-node", "new", number=1), "spec": {}}
+    bound = new_pod("deleted-node", "new")
+    waiting = {**new_pod("deleted-node", "new", number=1), "spec": {}}
     step = daemonset_steps.next_daemon_step(
-        a_set(), {}, {"deleted-node": [bound, waiting]}, "new", NOW + timedelta(hours=1)
+        new_set(), {}, {"deleted-node": [bound, waiting]}, "new", NOW + timedelta(hours=1)
     )
     assert (step.to_create, step.to_delete) == ([], [waiting])

@@ -27,7 +27,9 @@ REVISION = "deployment.kubernetes.io/revision"
 NEVER_READY = {"simulated.tapestry.io/starts-after": "1000h"}
 
 
-def a_deployment(replicas: int, image: str = "web:1", annotations: dict[str, str] | None = None, **spec: Any) -> Object:
+def new_deployment(
+    replicas: int, image: str = "web:1", annotations: dict[str, str] | None = None, **spec: Any
+) -> Object:
     template = {
         "metadata": {"labels": {"app": "web"}, "annotations": annotations or {}},
         "spec": {"containers": [{"name": "c", "image": image}]},
@@ -82,7 +84,7 @@ async def messages(client: Client, kind: str = "Deployment") -> list[str]:
 
 @in_cluster("deployments", "replicasets")
 async def test_deployment_creates_pods(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(6))
+    await client.create(DEPLOYMENTS, new_deployment(6))
     found = await wait_until_rolled_out(client, 6)
     (only,) = await client.list(REPLICA_SETS)
     condition = find_condition(found["status"]["conditions"], "Progressing")
@@ -100,7 +102,7 @@ async def test_deployment_creates_pods(client: Client) -> None:
 async def test_excessive_replicas_can_be_corrected(client: Client) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(owned_pods, "BURST_REPLICAS", 4)
-        await client.create(DEPLOYMENTS, a_deployment(2**31 - 1))
+        await client.create(DEPLOYMENTS, new_deployment(2**31 - 1))
         await wait_until(client, DEPLOYMENTS, "web", lambda each: value_at(each, "status", "replicas", default=0) >= 8)
         await change(client, replicas=2)
         await wait_until_rolled_out(client, 2)
@@ -108,7 +110,7 @@ async def test_excessive_replicas_can_be_corrected(client: Client) -> None:
 
 @in_cluster("deployments", "replicasets")
 async def test_new_template_replaces_pods_and_can_be_reverted(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(5))
+    await client.create(DEPLOYMENTS, new_deployment(5))
     await wait_until_rolled_out(client, 5)
     first = (await sets(client))["1"]
     await roll_to(client, "web:2")
@@ -125,7 +127,7 @@ async def test_new_template_replaces_pods_and_can_be_reverted(client: Client) ->
 
 @in_cluster("deployments", "replicasets")
 async def test_deployment_scales_up_and_down(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(3))
+    await client.create(DEPLOYMENTS, new_deployment(3))
     for size in (3, 9, 1, 0, 4):
         await change(client, replicas=size)
         await wait_until_rolled_out(client, size)
@@ -136,7 +138,7 @@ async def test_deployment_scales_up_and_down(client: Client) -> None:
 async def test_rollout_respects_surge_and_availability(client: Client) -> None:
     slowly = {"simulated.tapestry.io/starts-after": "3s", "simulated.tapestry.io/stops-after": "2s"}
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 1}}
-    await client.create(DEPLOYMENTS, a_deployment(6, annotations=slowly, strategy=strategy))
+    await client.create(DEPLOYMENTS, new_deployment(6, annotations=slowly, strategy=strategy))
     await wait_until_rolled_out(client, 6)
     await roll_to(client, "web:2", slowly)
     for _ in range(30):
@@ -149,7 +151,7 @@ async def test_rollout_respects_surge_and_availability(client: Client) -> None:
 
 @in_cluster("deployments", "replicasets")
 async def test_stalled_rollout_fails_and_can_be_reverted(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(4, progressDeadlineSeconds=60))
+    await client.create(DEPLOYMENTS, new_deployment(4, progressDeadlineSeconds=60))
     await wait_until_rolled_out(client, 4)
     await roll_to(client, "web:2", NEVER_READY)
     condition = await wait_for_reason(client, "Progressing", "ProgressDeadlineExceeded")
@@ -169,7 +171,7 @@ async def test_stalled_rollout_fails_and_can_be_reverted(client: Client) -> None
 
 @in_cluster("deployments", "replicasets")
 async def test_completed_rollout_stays_complete(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(3, progressDeadlineSeconds=10))
+    await client.create(DEPLOYMENTS, new_deployment(3, progressDeadlineSeconds=10))
     await wait_until_rolled_out(client, 3)
     (pod, *_) = await live_pods(client)
     unready = {"type": "Ready", "status": "False", "lastTransitionTime": "2024-01-01T00:00:00Z"}
@@ -182,7 +184,7 @@ async def test_completed_rollout_stays_complete(client: Client) -> None:
 
 @in_cluster("deployments", "replicasets")
 async def test_short_progress_deadline_is_respected(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(6))
+    await client.create(DEPLOYMENTS, new_deployment(6))
     await wait_until_rolled_out(client, 6)
     await change(client, progressDeadlineSeconds=2)
     await pass_time(3.7)
@@ -193,7 +195,7 @@ async def test_short_progress_deadline_is_respected(client: Client) -> None:
 
 @in_cluster("deployments", "replicasets")
 async def test_paused_deployment_scales_but_does_not_roll(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(3))
+    await client.create(DEPLOYMENTS, new_deployment(3))
     await wait_until_rolled_out(client, 3)
     await change(client, paused=True)
     condition = await wait_for_reason(client, "Progressing", "DeploymentPaused")
@@ -210,7 +212,7 @@ async def test_paused_deployment_scales_but_does_not_roll(client: Client) -> Non
 @in_cluster("deployments", "replicasets")
 async def test_scaling_during_rollout_is_proportional(client: Client) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 2}}
-    await client.create(DEPLOYMENTS, a_deployment(10, strategy=strategy))
+    await client.create(DEPLOYMENTS, new_deployment(10, strategy=strategy))
     await wait_until_rolled_out(client, 10)
     await roll_to(client, "web:2", NEVER_READY)
     await pass_time()
@@ -223,7 +225,7 @@ async def test_scaling_during_rollout_is_proportional(client: Client) -> None:
 @in_cluster("deployments", "replicasets")
 async def test_recreate_never_runs_both_versions(client: Client) -> None:
     slowly = {"simulated.tapestry.io/stops-after": "10s"}
-    await client.create(DEPLOYMENTS, a_deployment(3, annotations=slowly, strategy={"type": "Recreate"}))
+    await client.create(DEPLOYMENTS, new_deployment(3, annotations=slowly, strategy={"type": "Recreate"}))
     await wait_until_rolled_out(client, 3)
     await roll_to(client, "web:2", slowly)
     await pass_time(5)
@@ -236,7 +238,7 @@ async def test_recreate_never_runs_both_versions(client: Client) -> None:
 
 @in_cluster("deployments", "replicasets")
 async def test_pods_become_available_after_min_ready_seconds(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(2, minReadySeconds=30))
+    await client.create(DEPLOYMENTS, new_deployment(2, minReadySeconds=30))
     await pass_time(20)
     status = (await client.get(DEPLOYMENTS, "web", "default"))["status"]
     assert (status["readyReplicas"], status.get("availableReplicas", 0), status["unavailableReplicas"]) == (2, 0, 2)
@@ -245,7 +247,7 @@ async def test_pods_become_available_after_min_ready_seconds(client: Client) -> 
 
 @in_cluster("deployments", "replicasets")
 async def test_old_replica_sets_over_limit_are_deleted(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(1, revisionHistoryLimit=1))
+    await client.create(DEPLOYMENTS, new_deployment(1, revisionHistoryLimit=1))
     for number in range(1, 5):
         await roll_to(client, f"web:{number}")
         await wait_until_rolled_out(client, 1)
@@ -255,7 +257,7 @@ async def test_old_replica_sets_over_limit_are_deleted(client: Client) -> None:
 
 @in_cluster("deployments", "replicasets")
 async def test_annotations_are_copied_to_new_replica_set(client: Client) -> None:
-    deployment = a_deployment(1)
+    deployment = new_deployment(1)
     deployment["metadata"]["annotations"] = {"kubernetes.io/change-cause": "first"}
     await client.create(DEPLOYMENTS, deployment)
     await wait_until_rolled_out(client, 1)
@@ -264,11 +266,11 @@ async def test_annotations_are_copied_to_new_replica_set(client: Client) -> None
 
 @in_cluster("deployments", "replicasets")
 async def test_name_collision_is_resolved(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(1, paused=True))
+    await client.create(DEPLOYMENTS, new_deployment(1, paused=True))
     await pass_time(5)
     deployment = await client.get(DEPLOYMENTS, "web", "default")
     taken_name = deployments.replica_set_name(deployment, rollouts.new_replica_set(deployment, 0))
-    other = a_deployment(0)["spec"]
+    other = new_deployment(0)["spec"]
     other["selector"] = {"matchLabels": {"app": "other"}}
     other["template"]["metadata"]["labels"] = {"app": "other"}
     await client.create(REPLICA_SETS, {"metadata": {"name": taken_name, "namespace": "default"}, "spec": other})
@@ -282,7 +284,7 @@ async def test_failed_pod_creation_is_reported(client: Client) -> None:
     metadata = {"name": "q", "namespace": "default"}
     await client.create(RESOURCE_QUOTAS, {"metadata": metadata, "spec": {"hard": {"pods": "2"}}})
     await pass_time()
-    await client.create(DEPLOYMENTS, a_deployment(3))
+    await client.create(DEPLOYMENTS, new_deployment(3))
     condition = await wait_for_reason(client, "ReplicaFailure", "FailedCreate")
     assert "exceeded quota: q" in condition["message"]
     await client.delete(RESOURCE_QUOTAS, object_named("q", "default"))
@@ -292,7 +294,7 @@ async def test_failed_pod_creation_is_reported(client: Client) -> None:
 
 @in_cluster("deployments", "replicasets")
 async def test_replica_sets_and_pods_are_deleted_with_deployment(client: Client) -> None:
-    await client.create(DEPLOYMENTS, a_deployment(2))
+    await client.create(DEPLOYMENTS, new_deployment(2))
     await wait_until_rolled_out(client, 2)
     await client.delete(DEPLOYMENTS, WEB)
     await pass_time()
@@ -303,8 +305,8 @@ async def test_replica_sets_and_pods_are_deleted_with_deployment(client: Client)
 # -- ReplicaSets without a Deployment
 
 
-def a_replica_set(replicas: int, name: str = "own") -> Object:
-    spec = a_deployment(replicas)["spec"]
+def new_replica_set(replicas: int, name: str = "own") -> Object:
+    spec = new_deployment(replicas)["spec"]
     return {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 
@@ -318,7 +320,7 @@ async def wait_until_has(client: Client, replicas: int) -> Object:
 async def test_matching_orphan_is_adopted_and_mismatch_released(client: Client) -> None:
     metadata = {"name": "stray", "namespace": "default", "labels": {"app": "web"}}
     await client.create(PODS, {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "x"}]}})
-    replica_set = await client.create(REPLICA_SETS, a_replica_set(2))
+    replica_set = await client.create(REPLICA_SETS, new_replica_set(2))
     await wait_until_has(client, 2)
     stray = await client.get(PODS, "stray", "default")
     assert stray["metadata"]["ownerReferences"] == [owner_reference(replica_set)]
@@ -330,7 +332,7 @@ async def test_matching_orphan_is_adopted_and_mismatch_released(client: Client) 
 
 @in_cluster("replicasets")
 async def test_terminated_or_deleted_pod_is_replaced(client: Client) -> None:
-    await client.create(REPLICA_SETS, a_replica_set(3))
+    await client.create(REPLICA_SETS, new_replica_set(3))
     await wait_until_has(client, 3)
     first, second, _ = await live_pods(client)
     await client.delete(PODS, first)
@@ -342,7 +344,7 @@ async def test_terminated_or_deleted_pod_is_replaced(client: Client) -> None:
 
 @in_cluster("replicasets")
 async def test_scale_down_deletes_in_deletion_order(client: Client) -> None:
-    await client.create(REPLICA_SETS, a_replica_set(3))
+    await client.create(REPLICA_SETS, new_replica_set(3))
     await wait_until_has(client, 3)
     cheap, dear, _ = await live_pods(client)
     cost = "controller.kubernetes.io/pod-deletion-cost"
@@ -357,7 +359,7 @@ async def test_scale_down_deletes_in_deletion_order(client: Client) -> None:
 
 @in_cluster("replicationcontrollers")
 async def test_replication_controllers_behave_like_replica_sets(client: Client) -> None:
-    spec = a_deployment(2)["spec"]
+    spec = new_deployment(2)["spec"]
     spec["selector"] = {"app": "web"}
     await client.create(REPLICATION_CONTROLLERS, {"metadata": {"name": "old", "namespace": "default"}, "spec": spec})
 

@@ -15,11 +15,11 @@ from tapestry.kube.times import timestamp
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
 
 
-def a_job(**spec: Any) -> Object:
+def new_job(**spec: Any) -> Object:
     return {"metadata": {"name": "j", "uid": "j"}, "spec": {"template": {"spec": {}}, **spec}, "status": {}}
 
 
-def a_pod(number: int, phase: str = "Running", index: int | None = None, **metadata: Any) -> Object:
+def new_pod(number: int, phase: str = "Running", index: int | None = None, **metadata: Any) -> Object:
     annotations = {COMPLETION_INDEX: str(index)} if index is not None else {}
     known = {"name": f"p{number}", "uid": f"u{number}", "namespace": "n", "creationTimestamp": timestamp(NOW)}
     return {
@@ -44,8 +44,8 @@ cuts = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 def test_interrupted_reconcile_counts_each_pod_once(phases: list[str], interruptions: list[int], indexed: bool) -> None:
     """A reconcile writes the status, then removes finalizers one by one. It may stop before any of these."""
     spec = {"completions": 9, "completionMode": "Indexed"} if indexed else {"completions": 9}
-    job = a_job(**spec)
-    pods = {number: a_pod(number, phase, number if indexed else None) for number, phase in enumerate(phases)}
+    job = new_job(**spec)
+    pods = {number: new_pod(number, phase, number if indexed else None) for number, phase in enumerate(phases)}
     expected = {how: phases.count(how) for how in ("Succeeded", "Failed")}
     for cut in (*interruptions, 99, 99):
         counts = job_counts(job, list(pods.values()))
@@ -64,8 +64,8 @@ def test_interrupted_reconcile_counts_each_pod_once(phases: list[str], interrupt
 
 @given(pod_phases(), st.integers(0, 8))
 def test_recorded_pods_count_after_deletion(phases: list[str], deleted: int) -> None:
-    job = a_job(completions=9)
-    pods = [a_pod(number, phase) for number, phase in enumerate(phases)]
+    job = new_job(completions=9)
+    pods = [new_pod(number, phase) for number, phase in enumerate(phases)]
     counts = job_counts(job, pods)
     job = {**job, "status": jobs.job_status(job, pods, counts, None, NOW)}
     remaining = [*pods[deleted:], *(pod for pod in pods[:deleted] if pod["status"]["phase"] == "Running")]
@@ -74,24 +74,24 @@ def test_recorded_pods_count_after_deletion(phases: list[str], deleted: int) -> 
 
 
 def test_index_counts_once_for_several_pods() -> None:
-    job = a_job(completions=2, completionMode="Indexed")
-    pods = [a_pod(0, "Succeeded", 0), a_pod(1, "Succeeded", 0), a_pod(2, "Succeeded", 7)]
+    job = new_job(completions=2, completionMode="Indexed")
+    pods = [new_pod(0, "Succeeded", 0), new_pod(1, "Succeeded", 0), new_pod(2, "Succeeded", 7)]
     counts = job_counts(job, pods)
     assert (counts.successes, counts.completed_indexes) == (1, {0})
     assert counts.untracked_uids == {"u0", "u1", "u2"}
 
 
 def test_terminating_pod_fails_unless_policy_waits() -> None:
-    deleting = a_pod(0, deletionTimestamp=timestamp(NOW))
-    assert job_counts(a_job(completions=1), [deleting]).failures == 1
-    assert job_counts(a_job(completions=1, podReplacementPolicy="Failed"), [deleting]).failures == 0
-    assert job_counts(a_job(completions=1, podFailurePolicy={"rules": []}), [deleting]).failures == 0
+    deleting = new_pod(0, deletionTimestamp=timestamp(NOW))
+    assert job_counts(new_job(completions=1), [deleting]).failures == 1
+    assert job_counts(new_job(completions=1, podReplacementPolicy="Failed"), [deleting]).failures == 0
+    assert job_counts(new_job(completions=1, podFailurePolicy={"rules": []}), [deleting]).failures == 0
 
 
-def a_terminated_pod(code: int, minutes: float, number: int = 0) -> Object:
+def new_terminated_pod(code: int, minutes: float, number: int = 0) -> Object:
     moment = timestamp(NOW + timedelta(minutes=minutes))
     state = {"terminated": {"exitCode": code, "finishedAt": moment}}
-    pod = a_pod(number, "Failed" if code else "Succeeded")
+    pod = new_pod(number, "Failed" if code else "Succeeded")
     return {**pod, "status": {**pod["status"], "containerStatuses": [{"name": "c", "state": state}]}}
 
 
@@ -99,16 +99,16 @@ def a_terminated_pod(code: int, minutes: float, number: int = 0) -> Object:
     ("pods", "seconds"),
     [
         ([], None),
-        ([a_terminated_pod(0, 0)], None),
-        ([a_terminated_pod(1, 0)], 10),
-        ([a_terminated_pod(1, 0), a_terminated_pod(1, 0)], 20),
-        ([a_terminated_pod(1, 0)] * 4, 80),
-        ([a_terminated_pod(1, 0)] * 40, 600),
+        ([new_terminated_pod(0, 0)], None),
+        ([new_terminated_pod(1, 0)], 10),
+        ([new_terminated_pod(1, 0), new_terminated_pod(1, 0)], 20),
+        ([new_terminated_pod(1, 0)] * 4, 80),
+        ([new_terminated_pod(1, 0)] * 40, 600),
         (
-            [a_terminated_pod(1, -2), a_terminated_pod(0, -1), a_terminated_pod(1, 0)],
+            [new_terminated_pod(1, -2), new_terminated_pod(0, -1), new_terminated_pod(1, 0)],
             10,
         ),  # a success resets the backoff
-        ([a_terminated_pod(1, -1), a_terminated_pod(0, 0)], None),
+        ([new_terminated_pod(1, -1), new_terminated_pod(0, 0)], None),
     ],
 )
 def test_backoff_doubles_up_to_maximum(pods: list[Object], seconds: int | None) -> None:
@@ -133,16 +133,16 @@ RULES = [
     ],
 )
 def test_first_matching_rule_applies(code: int, conditions: list[Object], action: str) -> None:
-    pod = a_terminated_pod(code, 0)
+    pod = new_terminated_pod(code, 0)
     pod["status"]["conditions"] = conditions
-    assert job_failures.failure_action(a_job(podFailurePolicy={"rules": RULES}), pod) == action
+    assert job_failures.failure_action(new_job(podFailurePolicy={"rules": RULES}), pod) == action
 
 
 def test_outcome_names_matching_condition() -> None:
     rules = [{"action": "FailJob", "onPodConditions": [{"type": "ConfigIssue", "status": "True"}]}]
-    pod = a_terminated_pod(1, 0)
+    pod = new_terminated_pod(1, 0)
     pod["status"]["conditions"] = [{"type": "ConfigIssue", "status": "True"}]
-    outcome = job_tracking.failure_policy_outcome(a_job(podFailurePolicy={"rules": rules}), [pod])
+    outcome = job_tracking.failure_policy_outcome(new_job(podFailurePolicy={"rules": rules}), [pod])
     assert outcome is not None
     assert outcome.message == "Pod n/p0 has condition ConfigIssue matching FailJob rule at index 0"
 

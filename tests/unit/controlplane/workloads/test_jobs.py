@@ -18,7 +18,7 @@ from ..cluster import in_cluster, live_pods, pass_time, wait_until
 WORK = object_named("work", "default")
 
 
-def a_job(annotations: dict[str, str] | None = None, policy: str = "Never", **spec: Any) -> Object:
+def new_job(annotations: dict[str, str] | None = None, policy: str = "Never", **spec: Any) -> Object:
     template = {
         "metadata": {"annotations": {"simulated.tapestry.io/ends-after": "5s", **(annotations or {})}},
         "spec": {"restartPolicy": policy, "containers": [{"name": "c", "image": "busybox"}]},
@@ -41,7 +41,7 @@ async def reasons(client: Client) -> set[str]:
 
 @in_cluster("jobs")
 async def test_job_completes_after_required_completions(client: Client) -> None:
-    await client.create(JOBS, a_job(completions=6, parallelism=3))
+    await client.create(JOBS, new_job(completions=6, parallelism=3))
     job = await wait_for_job(client, "Complete")
     assert {key: job["status"].get(key, 0) for key in ("succeeded", "failed", "active", "ready")} == {
         "succeeded": 6,
@@ -59,7 +59,7 @@ async def test_job_completes_after_required_completions(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_parallelism_is_never_exceeded(client: Client) -> None:
-    await client.create(JOBS, a_job(completions=7, parallelism=2))
+    await client.create(JOBS, new_job(completions=7, parallelism=2))
     await wait_for_job(client, "Complete")
     spans = []
     for pod in await client.list(PODS, "default"):
@@ -71,7 +71,7 @@ async def test_parallelism_is_never_exceeded(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_indexed_job_has_one_pod_per_index(client: Client) -> None:
-    await client.create(JOBS, a_job(completions=4, parallelism=2, completionMode="Indexed"))
+    await client.create(JOBS, new_job(completions=4, parallelism=2, completionMode="Indexed"))
     job = await wait_for_job(client, "Complete")
     assert (job["status"]["succeeded"], job["status"]["completedIndexes"]) == (4, "0-3")
     pods = await client.list(PODS, "default")
@@ -81,7 +81,7 @@ async def test_indexed_job_has_one_pod_per_index(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_job_without_completions_completes_after_one_success(client: Client) -> None:
-    await client.create(JOBS, a_job(parallelism=3))
+    await client.create(JOBS, new_job(parallelism=3))
     job = await wait_for_job(client, "Complete")
     assert job["status"]["succeeded"] == 3
     assert len(await client.list(PODS, "default")) == 3
@@ -89,7 +89,7 @@ async def test_job_without_completions_completes_after_one_success(client: Clien
 
 @in_cluster("jobs")
 async def test_job_fails_at_backoff_limit(client: Client) -> None:
-    await client.create(JOBS, a_job(failing(), backoffLimit=0))
+    await client.create(JOBS, new_job(failing(), backoffLimit=0))
     job = await wait_for_job(client, "Failed")
     assert job["status"]["failed"] == 1
     failed = find_condition(job["status"]["conditions"], "Failed")
@@ -103,7 +103,7 @@ async def test_job_fails_at_backoff_limit(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_each_failure_doubles_the_backoff(client: Client) -> None:
-    await client.create(JOBS, a_job(failing(), backoffLimit=3))
+    await client.create(JOBS, new_job(failing(), backoffLimit=3))
     await wait_for_job(client, "Failed")
     pods = sorted(await client.list(PODS, "default"), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
     creation_times = [parse_time(pod["metadata"]["creationTimestamp"]) for pod in pods]
@@ -113,7 +113,7 @@ async def test_each_failure_doubles_the_backoff(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_deleted_pod_counts_as_failure_and_is_replaced(client: Client) -> None:
-    await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "60s"}))
+    await client.create(JOBS, new_job({"simulated.tapestry.io/ends-after": "60s"}))
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
     (pod,) = await live_pods(client)
     await client.delete(PODS, pod)
@@ -123,7 +123,7 @@ async def test_deleted_pod_counts_as_failure_and_is_replaced(client: Client) -> 
 
 @in_cluster("jobs")
 async def test_container_restarts_count_towards_backoff_limit(client: Client) -> None:
-    await client.create(JOBS, a_job(failing(), policy="OnFailure", backoffLimit=2))
+    await client.create(JOBS, new_job(failing(), policy="OnFailure", backoffLimit=2))
     job = await wait_for_job(client, "Failed")
     assert job["status"]["failed"] == 1
     assert len(await live_pods(client)) == 0
@@ -131,7 +131,7 @@ async def test_container_restarts_count_towards_backoff_limit(client: Client) ->
 
 @in_cluster("jobs")
 async def test_job_fails_at_active_deadline(client: Client) -> None:
-    await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "never"}, activeDeadlineSeconds=30))
+    await client.create(JOBS, new_job({"simulated.tapestry.io/ends-after": "never"}, activeDeadlineSeconds=30))
     job = await wait_for_job(client, "Failed")
     failed = find_condition(job["status"]["conditions"], "Failed")
     assert failed is not None
@@ -144,7 +144,7 @@ async def test_job_fails_at_active_deadline(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_suspended_job_has_no_pods_until_resumed(client: Client) -> None:
-    await client.create(JOBS, a_job(suspend=True, completions=2, activeDeadlineSeconds=40))
+    await client.create(JOBS, new_job(suspend=True, completions=2, activeDeadlineSeconds=40))
     job = await wait_for_job(client, "Suspended")
     assert "startTime" not in job["status"]
     await pass_time()
@@ -164,7 +164,7 @@ async def test_suspended_job_has_no_pods_until_resumed(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_lower_parallelism_deletes_pods(client: Client) -> None:
-    await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "60s"}, completions=4, parallelism=4))
+    await client.create(JOBS, new_job({"simulated.tapestry.io/ends-after": "60s"}, completions=4, parallelism=4))
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 4)
     await client.patch(JOBS, WORK, {"spec": {"parallelism": 1}})
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "active") == 1)
@@ -185,7 +185,7 @@ async def pods_after_correction(client: Client, job: Object) -> list[Object]:
 
 @in_cluster("jobs")
 async def test_excessive_pods_can_be_corrected(client: Client) -> None:
-    assert len(await pods_after_correction(client, a_job(completions=2**31 - 1, parallelism=2**31 - 1))) == 2
+    assert len(await pods_after_correction(client, new_job(completions=2**31 - 1, parallelism=2**31 - 1))) == 2
 
 
 @in_cluster("jobs")
@@ -193,7 +193,7 @@ async def test_excessive_indexes_can_be_corrected(client: Client) -> None:
     assert (
         len(
             await pods_after_correction(
-                client, a_job(completions=2**31 - 1, parallelism=100_000, completionMode="Indexed")
+                client, new_job(completions=2**31 - 1, parallelism=100_000, completionMode="Indexed")
             )
         )
         == 2
@@ -203,12 +203,12 @@ async def test_excessive_indexes_can_be_corrected(client: Client) -> None:
 @in_cluster("jobs")
 async def test_excessive_indexes_with_backoff_can_be_corrected(client: Client) -> None:
     spec = {"completions": 100_000, "parallelism": 10_000, "completionMode": "Indexed"}
-    assert len(await pods_after_correction(client, a_job(**spec, backoffLimitPerIndex=1))) == 2
+    assert len(await pods_after_correction(client, new_job(**spec, backoffLimitPerIndex=1))) == 2
 
 
 @in_cluster("jobs")
 async def test_finished_job_is_deleted_after_ttl(client: Client) -> None:
-    await client.create(JOBS, a_job(ttlSecondsAfterFinished=60))
+    await client.create(JOBS, new_job(ttlSecondsAfterFinished=60))
     await wait_for_job(client, "Complete")
     await pass_time(30)
     assert await client.list(JOBS)
@@ -219,7 +219,7 @@ async def test_finished_job_is_deleted_after_ttl(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_job_of_another_controller_is_ignored(client: Client) -> None:
-    await client.create(JOBS, a_job(managedBy="example.com/queue"))
+    await client.create(JOBS, new_job(managedBy="example.com/queue"))
     await pass_time()
     assert await live_pods(client) == []
     assert not (await client.get(JOBS, "work", "default")).get("status")
@@ -228,13 +228,13 @@ async def test_job_of_another_controller_is_ignored(client: Client) -> None:
 # -- failure policies
 
 
-def a_policy(action: str, *codes: int) -> dict[str, Any]:
+def new_policy(action: str, *codes: int) -> dict[str, Any]:
     return {"rules": [{"action": action, "onExitCodes": {"operator": "In", "values": list(codes)}}]}
 
 
 @in_cluster("jobs")
 async def test_fail_job_rule_fails_job_at_once(client: Client) -> None:
-    await client.create(JOBS, a_job(failing(42), backoffLimit=6, podFailurePolicy=a_policy("FailJob", 42)))
+    await client.create(JOBS, new_job(failing(42), backoffLimit=6, podFailurePolicy=new_policy("FailJob", 42)))
     job = await wait_for_job(client, "Failed")
     (pod,) = await client.list(PODS, "default")
     failed = find_condition(job["status"]["conditions"], "Failed")
@@ -247,7 +247,7 @@ async def test_fail_job_rule_fails_job_at_once(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_ignore_rule_does_not_count_failure(client: Client) -> None:
-    job = a_job(failing(42), backoffLimit=0, podFailurePolicy=a_policy("Ignore", 42), activeDeadlineSeconds=60)
+    job = new_job(failing(42), backoffLimit=0, podFailurePolicy=new_policy("Ignore", 42), activeDeadlineSeconds=60)
     await client.create(JOBS, job)
     job = await wait_for_job(client, "Failed")
     assert find_condition(job["status"]["conditions"], "Failed")["reason"] == "DeadlineExceeded"  # type: ignore[index]
@@ -258,7 +258,7 @@ async def test_ignore_rule_does_not_count_failure(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_terminating_pod_is_replaced_after_termination(client: Client) -> None:
-    job = a_job(
+    job = new_job(
         {"simulated.tapestry.io/ends-after": "100s", "simulated.tapestry.io/stops-after": "20s"},
         podReplacementPolicy="Failed",
     )
@@ -278,7 +278,7 @@ async def test_terminating_pod_is_replaced_after_termination(client: Client) -> 
 @in_cluster("jobs")
 async def test_backoff_limit_applies_per_index(client: Client) -> None:
     await client.create(
-        JOBS, a_job(failing(), completions=2, parallelism=2, completionMode="Indexed", backoffLimitPerIndex=1)
+        JOBS, new_job(failing(), completions=2, parallelism=2, completionMode="Indexed", backoffLimitPerIndex=1)
     )
     job = await wait_for_job(client, "Failed")
     assert (job["status"]["failedIndexes"], job["status"]["failed"]) == ("0,1", 4)
@@ -291,7 +291,7 @@ async def test_backoff_limit_applies_per_index(client: Client) -> None:
 async def test_too_many_failed_indexes_fail_job(client: Client) -> None:
     await client.create(
         JOBS,
-        a_job(failing(), completions=5, completionMode="Indexed", backoffLimitPerIndex=0, maxFailedIndexes=1),
+        new_job(failing(), completions=5, completionMode="Indexed", backoffLimitPerIndex=0, maxFailedIndexes=1),
     )
     job = await wait_for_job(client, "Failed")
     assert find_condition(job["status"]["conditions"], "Failed")["reason"] == "MaxFailedIndexesExceeded"  # type: ignore[index]
@@ -301,7 +301,7 @@ async def test_too_many_failed_indexes_fail_job(client: Client) -> None:
 @in_cluster("jobs")
 async def test_success_policy_completes_job_early(client: Client) -> None:
     policy = {"rules": [{"succeededIndexes": "1-3", "succeededCount": 2}]}
-    await client.create(JOBS, a_job(completions=5, parallelism=1, completionMode="Indexed", successPolicy=policy))
+    await client.create(JOBS, new_job(completions=5, parallelism=1, completionMode="Indexed", successPolicy=policy))
     job = await wait_for_job(client, "Complete")
     assert job["status"]["completedIndexes"] == "0-2"
     complete = find_condition(job["status"]["conditions"], "Complete")
@@ -314,8 +314,8 @@ async def test_success_policy_completes_job_early(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_jobs_do_not_count_pods_of_others(client: Client) -> None:
-    await client.create(JOBS, a_job(completions=2))
-    other = a_job(completions=3)
+    await client.create(JOBS, new_job(completions=2))
+    other = new_job(completions=3)
     other["metadata"]["name"] = "other"
     await client.create(JOBS, other)
     await wait_until(client, JOBS, "other", lambda job: is_condition_true(job, "Complete"))
@@ -326,7 +326,7 @@ async def test_jobs_do_not_count_pods_of_others(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_pods_of_deleted_job_lose_finalizer(client: Client) -> None:
-    await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "never"}, parallelism=2))
+    await client.create(JOBS, new_job({"simulated.tapestry.io/ends-after": "never"}, parallelism=2))
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 2)
     await client.delete(JOBS, WORK, propagation=Propagation.BACKGROUND)
     await pass_time()
@@ -335,7 +335,7 @@ async def test_pods_of_deleted_job_lose_finalizer(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_unselected_pod_is_released(client: Client) -> None:
-    await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "never"}))
+    await client.create(JOBS, new_job({"simulated.tapestry.io/ends-after": "never"}))
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
     (orphan,) = await live_pods(client)
     await client.patch(PODS, orphan, {"metadata": {"labels": None}})
@@ -348,7 +348,7 @@ async def test_unselected_pod_is_released(client: Client) -> None:
 
 @in_cluster("jobs")
 async def test_orphaned_pod_is_adopted_and_counted(client: Client) -> None:
-    await client.create(JOBS, a_job())
+    await client.create(JOBS, new_job())
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
     (pod,) = await live_pods(client)
     await client.patch(PODS, object_named(name_of(pod), "default"), {"metadata": {"ownerReferences": None}})

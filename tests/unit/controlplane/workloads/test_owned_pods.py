@@ -15,7 +15,7 @@ from ..cluster import live_pods, pass_time, run_cluster
 LABELS = {"app": "x"}
 
 
-def an_owner(*, is_job: bool = False, **spec: Any) -> Object:
+def new_owner(*, is_job: bool = False, **spec: Any) -> Object:
     pod = {"containers": [{"name": "c", "image": "x"}], **({"restartPolicy": "Never"} if is_job else {})}
     never = {"simulated.tapestry.io/ends-after": "never"}
     selector = {} if is_job else {"selector": {"matchLabels": LABELS}}
@@ -26,10 +26,10 @@ def an_owner(*, is_job: bool = False, **spec: Any) -> Object:
 @pytest.mark.parametrize(
     ("controller", "resource", "owner"),
     [
-        ("replicasets", REPLICA_SETS, an_owner(replicas=1)),
-        ("daemonsets", DAEMON_SETS, an_owner()),
-        ("jobs", JOBS, an_owner(is_job=True)),
-        ("jobs", JOBS, an_owner(is_job=True, completions=1, completionMode="Indexed")),
+        ("replicasets", REPLICA_SETS, new_owner(replicas=1)),
+        ("daemonsets", DAEMON_SETS, new_owner()),
+        ("jobs", JOBS, new_owner(is_job=True)),
+        ("jobs", JOBS, new_owner(is_job=True, completions=1, completionMode="Indexed")),
     ],
     ids=["replicasets", "daemonsets", "jobs", "indexed"],
 )

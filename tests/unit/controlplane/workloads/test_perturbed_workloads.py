@@ -99,7 +99,7 @@ def template(image: str = "a", **annotations: str) -> Object:
     }
 
 
-def an_object(replicas: int | None = None, image: str = "a", **spec: Any) -> Object:
+def new_object(replicas: int | None = None, image: str = "a", **spec: Any) -> Object:
     size = {"replicas": replicas} if replicas is not None else {}
     selector = {"selector": {"matchLabels": {"app": "x"}}}
     return {
@@ -118,7 +118,7 @@ def counts(**expected: int) -> Callable[[Object], bool]:
 async def scaling_replica_set(client: Client) -> None:
     orphan = {"metadata": {"name": "stray", "namespace": "default", "labels": {"app": "x"}}, "spec": template()["spec"]}
     await client.create(PODS, orphan)
-    await client.create(REPLICA_SETS, an_object(3))
+    await client.create(REPLICA_SETS, new_object(3))
     await until(client, REPLICA_SETS, "x", counts(availableReplicas=3))
     await client.patch(REPLICA_SETS, object_named("x", "default"), {"spec": {"replicas": 1}})
     await until(client, REPLICA_SETS, "x", counts(replicas=1))
@@ -137,14 +137,14 @@ def is_rolled_out(revision: str) -> Callable[[Object], bool]:
 
 async def rollout(client: Client) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
-    await client.create(DEPLOYMENTS, an_object(1, strategy=strategy, progressDeadlineSeconds=600))
+    await client.create(DEPLOYMENTS, new_object(1, strategy=strategy, progressDeadlineSeconds=600))
     await until(client, DEPLOYMENTS, "x", is_rolled_out("1"))
     await client.patch(DEPLOYMENTS, object_named("x", "default"), {"spec": {"template": template("b")}})
     await until(client, DEPLOYMENTS, "x", is_rolled_out("2"))
 
 
 async def recreate(client: Client) -> None:
-    await client.create(DEPLOYMENTS, an_object(1, strategy={"type": "Recreate"}))
+    await client.create(DEPLOYMENTS, new_object(1, strategy={"type": "Recreate"}))
     await until(client, DEPLOYMENTS, "x", is_rolled_out("1"))
     await client.patch(DEPLOYMENTS, object_named("x", "default"), {"spec": {"template": template("b")}})
     await until(client, DEPLOYMENTS, "x", is_rolled_out("2"))
@@ -155,7 +155,7 @@ async def stateful_set(client: Client) -> None:
     policy = {"whenScaled": "Delete", "whenDeleted": "Retain"}
     await client.create(
         STATEFUL_SETS,
-        an_object(2, serviceName="x", volumeClaimTemplates=[claim], persistentVolumeClaimRetentionPolicy=policy),
+        new_object(2, serviceName="x", volumeClaimTemplates=[claim], persistentVolumeClaimRetentionPolicy=policy),
     )
     await until(client, STATEFUL_SETS, "x", counts(readyReplicas=2))
     await client.patch(
@@ -176,7 +176,7 @@ async def stateful_set(client: Client) -> None:
 async def daemon_set(client: Client) -> None:
     for name in ("m", "n"):
         await client.create(NODES, {"metadata": {"name": name}})
-    await client.create(DAEMON_SETS, an_object(updateStrategy={"type": "RollingUpdate"}))
+    await client.create(DAEMON_SETS, new_object(updateStrategy={"type": "RollingUpdate"}))
     await until(client, DAEMON_SETS, "x", counts(numberAvailable=2))
     await client.patch(DAEMON_SETS, object_named("x", "default"), {"spec": {"template": template("b")}})
     await client.patch(NODES, object_named("m"), {"spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}})
@@ -191,31 +191,31 @@ async def daemon_set(client: Client) -> None:
     )
 
 
-def a_job(outcome: str, **spec: Any) -> Object:
+def new_job(outcome: str, **spec: Any) -> Object:
     pods = template(outcome=outcome)
     job_spec = {"template": {**pods, "spec": {**pods["spec"], "restartPolicy": "Never"}}, **spec}
     return {"metadata": {"name": "x", "namespace": "default"}, "spec": job_spec}
 
 
 async def succeeding_job(client: Client) -> None:
-    await client.create(JOBS, a_job("Succeeded", completions=4, parallelism=2))
+    await client.create(JOBS, new_job("Succeeded", completions=4, parallelism=2))
     await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Complete"))
 
 
 async def succeeding_indexed_job(client: Client) -> None:
-    await client.create(JOBS, a_job("Succeeded", completions=3, parallelism=3, completionMode="Indexed"))
+    await client.create(JOBS, new_job("Succeeded", completions=3, parallelism=3, completionMode="Indexed"))
     await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Complete"))
 
 
 async def failing_job(client: Client) -> None:
-    await client.create(JOBS, a_job("Failed", backoffLimit=2, completions=1))
+    await client.create(JOBS, new_job("Failed", backoffLimit=2, completions=1))
     await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Failed"))
 
 
 async def failing_indexed_job(client: Client) -> None:
     await client.create(
         JOBS,
-        a_job(
+        new_job(
             "Failed", completions=2, parallelism=2, completionMode="Indexed", backoffLimitPerIndex=1, backoffLimit=99
         ),
     )
@@ -223,7 +223,7 @@ async def failing_indexed_job(client: Client) -> None:
 
 
 async def suspended_job(client: Client) -> None:
-    await client.create(JOBS, a_job("Running", completions=2, parallelism=2))
+    await client.create(JOBS, new_job("Running", completions=2, parallelism=2))
     await until(client, JOBS, "x", counts(ready=2))
     await client.patch(JOBS, object_named("x", "default"), {"spec": {"suspend": True}})
     await until(
@@ -233,7 +233,7 @@ async def suspended_job(client: Client) -> None:
 
 async def cron_job(client: Client) -> None:
     spec = {"schedule": "* * * * *", "concurrencyPolicy": "Forbid", "successfulJobsHistoryLimit": 1}
-    template = {"spec": a_job("Running")["spec"]}
+    template = {"spec": new_job("Running")["spec"]}
     await client.create(
         CRON_JOBS,
         {"metadata": {"name": "x", "namespace": "default"}, "spec": {**spec, "jobTemplate": template}},

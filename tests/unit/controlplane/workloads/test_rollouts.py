@@ -14,7 +14,9 @@ from tapestry.kube.objects import Object
 Action = Callable[["Model"], None]
 
 
-def a_deployment(replicas: int = 3, surge: int | str = "25%", unavailable: int | str = "25%", **spec: object) -> Object:
+def new_deployment(
+    replicas: int = 3, surge: int | str = "25%", unavailable: int | str = "25%", **spec: object
+) -> Object:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
     template = {"metadata": {"labels": {"app": "web"}}, "spec": {"image": 1}}
     return {
@@ -125,7 +127,7 @@ amounts = st.one_of(st.integers(0, 6), st.sampled_from(["0%", "10%", "25%", "50%
 
 @st.composite
 def deployments(draw: st.DrawFn) -> Object:
-    return a_deployment(draw(st.integers(0, 12)), draw(amounts), draw(amounts))
+    return new_deployment(draw(st.integers(0, 12)), draw(amounts), draw(amounts))
 
 
 @st.composite
@@ -181,7 +183,7 @@ def test_resized_rollout_completes(deployment: Object, events: list[tuple[str, i
 def test_paused_deployment_respects_surge_limit(
     replicas: int, surge: int | str, unavailable: int | str, size: int
 ) -> None:
-    model = Model(a_deployment(replicas, surge, unavailable))
+    model = Model(new_deployment(replicas, surge, unavailable))
     model.converge()
     model.roll_to(2)
     model.step()
@@ -199,14 +201,14 @@ def test_paused_deployment_respects_surge_limit(
 
 
 def test_rollout_sizes_match_kubernetes() -> None:
-    model = Model(a_deployment(4, "25%", "25%"))
+    model = Model(new_deployment(4, "25%", "25%"))
     model.converge()
     model.roll_to(2)
     assert model.converge()[:4] == [{1: 4, 2: 1}, {1: 2, 2: 1}, {1: 2, 2: 3}, {1: 0, 2: 3}]
 
 
 def test_recreate_scales_old_sets_down_first() -> None:
-    model = Model(a_deployment(3, strategy={"type": "Recreate"}))
+    model = Model(new_deployment(3, strategy={"type": "Recreate"}))
     model.converge()
     model.roll_to(2)
     sizes = model.converge()
@@ -214,7 +216,7 @@ def test_recreate_scales_old_sets_down_first() -> None:
 
 
 def test_recreate_waits_for_last_old_pod() -> None:
-    model = Model(a_deployment(3, strategy={"type": "Recreate"}))
+    model = Model(new_deployment(3, strategy={"type": "Recreate"}))
     model.converge()
     model.roll_to(2)
     model.step()
@@ -223,7 +225,7 @@ def test_recreate_waits_for_last_old_pod() -> None:
 
 
 def test_unavailable_pods_are_removed_first() -> None:
-    model = Model(a_deployment(4, 1, 1))
+    model = Model(new_deployment(4, 1, 1))
     model.converge()
     model.roll_to(2)
     for _ in range(3):  # the second image never becomes available
@@ -254,12 +256,12 @@ def test_unavailable_pods_are_removed_first() -> None:
 def test_bounds_are_rounded_as_in_kubernetes(
     replicas: int, surge: int | str, unavailable: int | str, bounds: tuple[int, int]
 ) -> None:
-    found = rollouts.bounds_of(a_deployment(replicas, surge, unavailable))
+    found = rollouts.bounds_of(new_deployment(replicas, surge, unavailable))
     assert (found.max_replicas, found.min_available) == bounds
 
 
 def test_oldest_sets_over_limit_are_deleted() -> None:
-    model = Model(a_deployment(1, revisionHistoryLimit=2))
+    model = Model(new_deployment(1, revisionHistoryLimit=2))
     for image in range(1, 7):
         model.roll_to(image)
         model.converge()
@@ -269,7 +271,7 @@ def test_oldest_sets_over_limit_are_deleted() -> None:
 
 
 def test_older_of_two_matching_sets_is_new() -> None:
-    deployment = a_deployment()
+    deployment = new_deployment()
     older, newer = ReplicaSet(1).as_object(), ReplicaSet(1).as_object()
     newer["metadata"] = {**newer["metadata"], "name": "other", "creationTimestamp": "2025-01-01T00:00:00Z"}
     assert rollouts.split_replica_sets(deployment, [newer, older]) == (older, [newer])
@@ -281,7 +283,7 @@ def test_invalid_annotation_number_is_zero(value: str) -> None:
 
 
 def test_unobserved_status_blocks_scale_down() -> None:
-    model = Model(a_deployment(10, 2, 2))
+    model = Model(new_deployment(10, 2, 2))
     model.converge()
     for image in (2, 1, 2, 1):
         model.roll_to(image)

@@ -16,7 +16,7 @@ NOW = datetime(2024, 1, 1, tzinfo=UTC)
 NAMES = RevisionNames("old", "new")
 
 
-def a_set(
+def new_set(
     replicas: int, *, parallel: bool = False, partition: int = 0, max_unavailable: int | str = 1, start: int = 0
 ) -> Object:
     rolling = {"partition": partition, "maxUnavailable": max_unavailable}
@@ -30,7 +30,7 @@ def a_set(
     return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "db", "uid": "u"}, "spec": spec}
 
 
-def a_pod(
+def new_pod(
     number: int, revision: str = "new", *, healthy: bool = True, deleting: bool = False, phase: str = ""
 ) -> Object:
     metadata: dict[str, Any] = {
@@ -52,7 +52,7 @@ def a_pod(
 def pods(draw: st.DrawFn) -> dict[int, Object]:
     numbers = draw(st.sets(st.integers(0, 7)))
     return {
-        number: a_pod(
+        number: new_pod(
             number,
             draw(st.sampled_from(["old", "new"])),
             healthy=draw(st.booleans()),
@@ -64,7 +64,7 @@ def pods(draw: st.DrawFn) -> dict[int, Object]:
 
 @st.composite
 def sets(draw: st.DrawFn) -> Object:
-    return a_set(
+    return new_set(
         draw(st.integers(0, 6)),
         parallel=draw(st.booleans()),
         partition=draw(st.integers(0, 6)),
@@ -115,12 +115,12 @@ def test_every_set_converges(stateful_set: Object, found: dict[int, Object]) -> 
         step = statefulset_steps.next_stateful_step(stateful_set, found, NAMES, NOW)
         removed = set(map(name_of, step.to_delete))
         found = {
-            number: a_pod(number, labels_of(pod)["controller-revision-hash"])
+            number: new_pod(number, labels_of(pod)["controller-revision-hash"])
             for number, pod in found.items()
             if name_of(pod) not in removed and not is_deleting(pod)
         }
         for number in step.to_create:
-            found[number] = a_pod(number, statefulset_steps.revision_for(stateful_set, number, NAMES))
+            found[number] = new_pod(number, statefulset_steps.revision_for(stateful_set, number, NAMES))
     assert sorted(found) == list(statefulset_steps.ordinals_of(stateful_set))
     for number, pod in found.items():
         assert (
@@ -132,30 +132,30 @@ def test_every_set_converges(stateful_set: Object, found: dict[int, Object]) -> 
     ("found", "step"),
     [
         ({}, StatefulStep([0])),
-        ({0: a_pod(0)}, StatefulStep([1])),
-        ({0: a_pod(0, healthy=False)}, StatefulStep()),
-        ({0: a_pod(0, deleting=True)}, StatefulStep()),
-        ({0: a_pod(0, phase="Failed")}, StatefulStep((), [a_pod(0, phase="Failed")])),
-        ({0: a_pod(0), 2: a_pod(2)}, StatefulStep([1])),
-        ({0: a_pod(0), 1: a_pod(1), 2: a_pod(2), 3: a_pod(3)}, StatefulStep((), [a_pod(3)])),
-        ({0: a_pod(0), 1: a_pod(1), 2: a_pod(2, deleting=True)}, StatefulStep()),
-        ({0: a_pod(0, "old"), 1: a_pod(1, "old")}, StatefulStep((), [a_pod(1, "old")])),
-        ({0: a_pod(0, "old"), 1: a_pod(1)}, StatefulStep((), [a_pod(0, "old")])),
+        ({0: new_pod(0)}, StatefulStep([1])),
+        ({0: new_pod(0, healthy=False)}, StatefulStep()),
+        ({0: new_pod(0, deleting=True)}, StatefulStep()),
+        ({0: new_pod(0, phase="Failed")}, StatefulStep((), [new_pod(0, phase="Failed")])),
+        ({0: new_pod(0), 2: new_pod(2)}, StatefulStep([1])),
+        ({0: new_pod(0), 1: new_pod(1), 2: new_pod(2), 3: new_pod(3)}, StatefulStep((), [new_pod(3)])),
+        ({0: new_pod(0), 1: new_pod(1), 2: new_pod(2, deleting=True)}, StatefulStep()),
+        ({0: new_pod(0, "old"), 1: new_pod(1, "old")}, StatefulStep((), [new_pod(1, "old")])),
+        ({0: new_pod(0, "old"), 1: new_pod(1)}, StatefulStep((), [new_pod(0, "old")])),
     ],
 )
 def test_next_step_of_two_replicas(found: dict[int, Object], step: StatefulStep) -> None:
-    decided = statefulset_steps.next_stateful_step(a_set(2), found, NAMES, NOW)
+    decided = statefulset_steps.next_stateful_step(new_set(2), found, NAMES, NOW)
     assert (list(decided.to_create), list(decided.to_delete)) == (list(step.to_create), list(step.to_delete))
 
 
 def test_parallel_step_is_limited_to_burst_replicas() -> None:
-    found = {1: a_pod(1), 2: a_pod(2, phase="Failed"), 2**31: a_pod(2**31)}
-    step = statefulset_steps.next_stateful_step(a_set(2**31 - 1, parallel=True), found, NAMES, NOW)
+    found = {1: new_pod(1), 2: new_pod(2, phase="Failed"), 2**31: new_pod(2**31)}
+    step = statefulset_steps.next_stateful_step(new_set(2**31 - 1, parallel=True), found, NAMES, NOW)
     assert step == StatefulStep([0, *range(3, owned_pods.BURST_REPLICAS + 2)], [found[2], found[2**31]])
 
 
 def test_claims_replace_volumes_of_same_name() -> None:
-    stateful_set = a_set(1)
+    stateful_set = new_set(1)
     stateful_set["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}, "spec": {}}]
     pod = statefulset_steps.stateful_pod(stateful_set, stateful_set["spec"]["template"], 3, "new")
     assert pod["spec"]["volumes"] == [

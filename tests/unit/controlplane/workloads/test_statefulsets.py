@@ -21,7 +21,7 @@ CLAIM = {
 }
 
 
-def a_set(replicas: int = 3, annotations: dict[str, str] | None = None, **spec: Any) -> Object:
+def new_set(replicas: int = 3, annotations: dict[str, str] | None = None, **spec: Any) -> Object:
     template = {
         "metadata": {"labels": {"app": "db"}, "annotations": annotations or {}},
         "spec": {"containers": [{"name": "c", "image": "db:1"}]},
@@ -68,7 +68,7 @@ def created_at(pod: Object) -> float:
 
 @in_cluster("statefulsets")
 async def test_pods_are_created_in_order_with_identity(client: Client) -> None:
-    await client.create(STATEFUL_SETS, a_set(annotations=SLOWLY))
+    await client.create(STATEFUL_SETS, new_set(annotations=SLOWLY))
     found = await wait_until_ready(client, 3)
     pods = sorted(await live_pods(client), key=name_of)
     assert [name_of(pod) for pod in pods] == ["db-0", "db-1", "db-2"]
@@ -82,7 +82,7 @@ async def test_pods_are_created_in_order_with_identity(client: Client) -> None:
 
 @in_cluster("statefulsets")
 async def test_parallel_set_scales_all_pods_together(client: Client) -> None:
-    await client.create(STATEFUL_SETS, a_set(4, SLOWLY, podManagementPolicy="Parallel"))
+    await client.create(STATEFUL_SETS, new_set(4, SLOWLY, podManagementPolicy="Parallel"))
     await wait_until_ready(client, 4)
     assert len({created_at(pod) for pod in await live_pods(client)}) == 1
     await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 1}})
@@ -92,7 +92,7 @@ async def test_parallel_set_scales_all_pods_together(client: Client) -> None:
 
 @in_cluster("statefulsets")
 async def test_ordinals_start_at_configured_value(client: Client) -> None:
-    await client.create(STATEFUL_SETS, a_set(2, ordinals={"start": 5}))
+    await client.create(STATEFUL_SETS, new_set(2, ordinals={"start": 5}))
     await wait_until_ready(client, 2)
     assert await names(client) == ["db-5", "db-6"]
     await client.patch(STATEFUL_SETS, DB, {"spec": {"ordinals": {"start": 6}}})
@@ -103,7 +103,7 @@ async def test_ordinals_start_at_configured_value(client: Client) -> None:
 
 @in_cluster("statefulsets")
 async def test_scale_down_deletes_highest_healthy_ordinal_first(client: Client) -> None:
-    await client.create(STATEFUL_SETS, a_set(4, {"simulated.tapestry.io/stops-after": "7s"}))
+    await client.create(STATEFUL_SETS, new_set(4, {"simulated.tapestry.io/stops-after": "7s"}))
     await wait_until_ready(client, 4)
     await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 2}})
     await pass_time(3)
@@ -114,7 +114,7 @@ async def test_scale_down_deletes_highest_healthy_ordinal_first(client: Client) 
 
 @in_cluster("statefulsets")
 async def test_deleted_or_failed_pod_is_recreated(client: Client) -> None:
-    await client.create(STATEFUL_SETS, a_set())
+    await client.create(STATEFUL_SETS, new_set())
     await wait_until_ready(client, 3)
     before = {name_of(pod): pod for pod in await live_pods(client)}
     await client.delete(PODS, before["db-1"])
@@ -131,7 +131,7 @@ async def test_deleted_or_failed_pod_is_recreated(client: Client) -> None:
 
 @in_cluster("statefulsets")
 async def test_update_runs_in_descending_order(client: Client) -> None:
-    await client.create(STATEFUL_SETS, a_set(annotations=SLOWLY))
+    await client.create(STATEFUL_SETS, new_set(annotations=SLOWLY))
     before = await wait_until_ready(client, 3)
     await update(client, "db:2")
     found = await wait_until_updated(client, 3, 3)
@@ -146,7 +146,7 @@ async def test_update_runs_in_descending_order(client: Client) -> None:
 @in_cluster("statefulsets")
 async def test_partition_excludes_lower_ordinals(client: Client) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"partition": 2}}
-    await client.create(STATEFUL_SETS, a_set(updateStrategy=strategy))
+    await client.create(STATEFUL_SETS, new_set(updateStrategy=strategy))
     await wait_until_ready(client, 3)
     await update(client, "db:2")
     found = await wait_until_updated(client, 3, 1)
@@ -164,7 +164,7 @@ async def test_partition_excludes_lower_ordinals(client: Client) -> None:
 @in_cluster("statefulsets")
 async def test_max_unavailable_updates_pods_in_parallel(client: Client) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2}}
-    await client.create(STATEFUL_SETS, a_set(5, SLOWLY, updateStrategy=strategy, podManagementPolicy="Parallel"))
+    await client.create(STATEFUL_SETS, new_set(5, SLOWLY, updateStrategy=strategy, podManagementPolicy="Parallel"))
     await wait_until_ready(client, 5)
     await update(client, "db:2")
     await wait_until_updated(client, 5, 5)
@@ -180,7 +180,7 @@ async def test_max_unavailable_updates_pods_in_parallel(client: Client) -> None:
 
 @in_cluster("statefulsets")
 async def test_on_delete_updates_only_deleted_pods(client: Client) -> None:
-    await client.create(STATEFUL_SETS, a_set(2, updateStrategy={"type": "OnDelete"}))
+    await client.create(STATEFUL_SETS, new_set(2, updateStrategy={"type": "OnDelete"}))
     await wait_until_ready(client, 2)
     await update(client, "db:2")
     await pass_time()
@@ -192,7 +192,7 @@ async def test_on_delete_updates_only_deleted_pods(client: Client) -> None:
 
 @in_cluster("statefulsets")
 async def test_revision_history_allows_rollback(client: Client) -> None:
-    await client.create(STATEFUL_SETS, a_set(1, revisionHistoryLimit=2))
+    await client.create(STATEFUL_SETS, new_set(1, revisionHistoryLimit=2))
     first = (await wait_until_ready(client, 1))["status"]["currentRevision"]
     for number in (2, 3, 4):
         await update(client, f"db:{number}")
@@ -221,7 +221,7 @@ async def claims(client: Client) -> dict[str, list[str]]:
 
 def with_claims(replicas: int, scaled: str = "Retain", deleted: str = "Retain") -> Object:
     policy = {"whenScaled": scaled, "whenDeleted": deleted}
-    return a_set(replicas, volumeClaimTemplates=[CLAIM], persistentVolumeClaimRetentionPolicy=policy)
+    return new_set(replicas, volumeClaimTemplates=[CLAIM], persistentVolumeClaimRetentionPolicy=policy)
 
 
 @in_cluster("statefulsets")
@@ -294,7 +294,7 @@ async def test_only_pods_with_matching_name_are_adopted(client: Client) -> None:
     for name in ("db-1", "other-name"):
         pod = {"metadata": {"name": name, "namespace": "default", "labels": {"app": "db"}}}
         await client.create(PODS, {**pod, "spec": {"containers": [{"name": "c", "image": "db:0"}]}})
-    await client.create(STATEFUL_SETS, a_set(2, updateStrategy={"type": "OnDelete"}))
+    await client.create(STATEFUL_SETS, new_set(2, updateStrategy={"type": "OnDelete"}))
     await wait_until(client, STATEFUL_SETS, "db", lambda found: value_at(found, "status", "readyReplicas") == 2)
     adopted = await client.get(PODS, "db-1", "default")
     assert [each["name"] for each in adopted["metadata"]["ownerReferences"]] == ["db"]
@@ -304,7 +304,7 @@ async def test_only_pods_with_matching_name_are_adopted(client: Client) -> None:
 
 @in_cluster("statefulsets")
 async def test_pod_is_available_after_min_ready_seconds(client: Client) -> None:
-    await client.create(STATEFUL_SETS, a_set(2, minReadySeconds=20))
+    await client.create(STATEFUL_SETS, new_set(2, minReadySeconds=20))
     await pass_time(10)
     assert await names(client) == ["db-0"]
     await wait_until(client, STATEFUL_SETS, "db", lambda found: value_at(found, "status", "availableReplicas") == 2)
@@ -316,4 +316,4 @@ async def test_pod_is_available_after_min_ready_seconds(client: Client) -> None:
     ("name", "number"), [("db-0", 0), ("db-12", 12), ("db-01", None), ("db-x", None), ("a-1", None)]
 )
 def test_ordinal_is_parsed_from_name(name: str, number: int | None) -> None:
-    assert ordinal_of(a_set(), object_named(name)) == number
+    assert ordinal_of(new_set(), object_named(name)) == number

@@ -7,7 +7,7 @@ from tapestry.kube.objects import Object
 from tapestry.syncer.bottomup.pod_status import Patch, PodStatusReconciler
 from tapestry.syncer.components import Syncer
 
-from ..world import a_world
+from ..world import new_world
 
 KEY = "default/work"
 
@@ -19,7 +19,7 @@ def pod_status_reconciler(syncer: Syncer, resizes: dict[str, Object]) -> PodStat
 
 @in_virtual_time
 async def test_result_of_the_last_patch_is_not_reconciled() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east") as syncer:
         await world.run_pod()
         pod, twin = syncer.caches.virtual_pods.store.get(KEY), syncer.caches.twin_of(KEY)
@@ -40,7 +40,7 @@ async def test_result_of_the_last_patch_is_not_reconciled() -> None:
 
 @in_virtual_time
 async def test_only_status_changes_of_pods_with_twins_are_reconciled() -> None:
-    world = await a_world("east")
+    world = await new_world("east")
     async with world.syncer("east") as syncer:
         await world.run_pod()
         pod = syncer.caches.virtual_pods.store.get(KEY)

@@ -22,10 +22,10 @@ from ..world import (
     MAPPED,
     NODE,
     World,
-    a_world,
     accept_all,
     forbidden,
     has_condition,
+    new_world,
     phase,
     rejecting,
 )
@@ -54,7 +54,7 @@ async def fail_as_unschedulable(world: World, message: str = INSUFFICIENT_CPU) -
 
 @in_virtual_time
 async def test_unschedulable_pod_fails_after_five_minutes() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -72,7 +72,7 @@ async def test_unschedulable_pod_fails_after_five_minutes() -> None:
 
 @in_virtual_time
 async def test_gated_twin_fails_pod_without_shrinking_lease() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod(requests=ONE_CPU)
         await world.wait_for_pod(MAPPED)
@@ -87,7 +87,7 @@ async def test_gated_twin_fails_pod_without_shrinking_lease() -> None:
 
 @in_virtual_time
 async def test_pod_scheduled_in_time_runs() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -101,7 +101,7 @@ async def test_pod_scheduled_in_time_runs() -> None:
 
 @in_virtual_time
 async def test_slow_physical_clock_does_not_shorten_timeout() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -115,7 +115,7 @@ async def test_slow_physical_clock_does_not_shorten_timeout() -> None:
 
 @in_virtual_time
 async def test_lease_shrinks_for_ten_minutes_after_shortage() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await fail_as_unschedulable(world)
         await asyncio.sleep(1)
@@ -128,7 +128,7 @@ async def test_lease_shrinks_for_ten_minutes_after_shortage() -> None:
 
 @in_virtual_time
 async def test_limited_lease_shrinks_as_much() -> None:
-    world = await a_world()
+    world = await new_world()
     policy = await world.virtual.get(POLICIES, "east-all")
     await world.virtual.patch(POLICIES, policy, {"spec": {"resourceLimits": [{"resource": "cpu", "quantity": "2"}]}})
     async with world.syncer():
@@ -140,7 +140,7 @@ async def test_limited_lease_shrinks_as_much() -> None:
 
 @in_virtual_time
 async def test_lease_recovers_when_foreign_requests_change() -> None:
-    world = await a_world()
+    world = await new_world()
     await world.add_node("n2")
     foreign = await world.add_foreign_pod("shop", "n1", requests=ONE_CPU)
     async with world.syncer():
@@ -159,7 +159,7 @@ async def test_lease_recovers_when_foreign_requests_change() -> None:
 
 @in_virtual_time
 async def test_pod_specific_failure_shrinks_no_lease() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await fail_as_unschedulable(world, "0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.")
         await asyncio.sleep(1)
@@ -168,7 +168,7 @@ async def test_pod_specific_failure_shrinks_no_lease() -> None:
 
 @in_virtual_time
 async def test_pod_shrinks_lease_once_despite_retries() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod(requests=ONE_CPU)
         await world.wait_for_pod(MAPPED)
@@ -187,7 +187,7 @@ async def test_pod_shrinks_lease_once_despite_retries() -> None:
 
 @in_virtual_time
 async def test_rejected_pod_fails_after_five_minutes_of_backoff() -> None:
-    world = await a_world()
+    world = await new_world()
     world.down.rejection = rejecting_pods(Invalid(422, "Invalid", "spec.x: must be y"))
     async with world.syncer():
         await world.add_pod(requests=ONE_CPU)
@@ -204,7 +204,7 @@ async def test_rejected_pod_fails_after_five_minutes_of_backoff() -> None:
 
 @in_virtual_time
 async def test_pod_waits_for_quota_indefinitely() -> None:
-    world = await a_world()
+    world = await new_world()
     world.down.rejection = rejecting_pods(OVER_QUOTA)
     async with world.syncer() as parts:
         await world.add_pod(requests=ONE_CPU)
@@ -225,7 +225,7 @@ async def test_pod_waits_for_quota_indefinitely() -> None:
 
 @in_virtual_time
 async def test_pods_over_quota_are_retried_when_twins_end() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod("first")
         world.down.rejection = rejecting_pods(OVER_QUOTA)
@@ -246,7 +246,7 @@ async def test_pods_over_quota_are_retried_when_twins_end() -> None:
 
 @in_virtual_time
 async def test_pod_waiting_for_lease_does_not_block_quota() -> None:
-    world = await a_world()
+    world = await new_world()
     await world.add_node("n2")
     async with world.syncer():
         await wait_for(world.virtual, NODES, "vnode-east-n2", until=bool, timeout=60)
@@ -266,7 +266,7 @@ async def test_pod_waiting_for_lease_does_not_block_quota() -> None:
 
 @in_virtual_time
 async def test_temporarily_rejected_pod_runs_later() -> None:
-    world = await a_world()
+    world = await new_world()
     world.down.rejection = rejecting_pods(OVER_QUOTA)
     async with world.syncer():
         await world.add_pod()
@@ -277,7 +277,7 @@ async def test_temporarily_rejected_pod_runs_later() -> None:
 
 @in_virtual_time
 async def test_invalid_twin_shrinks_no_lease() -> None:
-    world = await a_world()
+    world = await new_world()
     world.down.rejection = rejecting_pods(Invalid(422, "Invalid", "spec.x: must be y"))
     async with world.syncer():
         await world.add_pod(requests=ONE_CPU)
@@ -306,7 +306,7 @@ async def test_invalid_twin_shrinks_no_lease() -> None:
 )
 @in_virtual_time
 async def test_safety_rule_3_unrelated_errors_never_fail_the_pod(error: ApiError) -> None:
-    world = await a_world()
+    world = await new_world()
     world.down.rejection = rejecting_pods(error)
     async with world.syncer():
         await world.add_pod()
@@ -318,7 +318,7 @@ async def test_safety_rule_3_unrelated_errors_never_fail_the_pod(error: ApiError
 
 @in_virtual_time
 async def test_missing_permissions_are_reported() -> None:
-    world = await a_world()
+    world = await new_world()
     world.down.rejection = rejecting_pods(forbidden('User "syncer" cannot create resource "pods"', kind="pods"))
     async with world.syncer():
         await world.add_pod()
@@ -328,7 +328,7 @@ async def test_missing_permissions_are_reported() -> None:
 
 @in_virtual_time
 async def test_failure_of_the_physical_server_is_reported_and_retried() -> None:
-    world = await a_world()
+    world = await new_world()
     message = 'Internal error occurred: failed calling webhook "pods.example"'
     world.down.rejection = rejecting_pods(ServerError(500, "InternalError", message))
     async with world.syncer():
@@ -357,7 +357,7 @@ def no_class_and(may_create: bool) -> Any:
 
 @in_virtual_time
 async def test_missing_priority_class_is_reported_once(caplog: Any) -> None:
-    world = await a_world()
+    world = await new_world()
     world.down.rejection = no_class_and(may_create=False)
     async with world.syncer():
         names = [f"p{number}" for number in range(50)]
@@ -383,7 +383,7 @@ async def test_missing_priority_class_is_reported_once(caplog: Any) -> None:
 
 @in_virtual_time
 async def test_syncer_creates_its_priority_class() -> None:
-    world = await a_world()
+    world = await new_world()
 
     async with world.syncer():
         world.down.rejection = no_class_and(may_create=True)
@@ -399,7 +399,7 @@ async def test_syncer_creates_its_priority_class() -> None:
 
 @in_virtual_time
 async def test_syncer_never_creates_the_bindings_priority_class() -> None:
-    world = await a_world(podPriorityClassName="scavengers")
+    world = await new_world(podPriorityClassName="scavengers")
     world.down.rejection = no_class_and(may_create=True)
     async with world.syncer():
         await world.add_pod()

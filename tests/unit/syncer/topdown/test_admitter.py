@@ -15,7 +15,7 @@ from tapestry.kube.errors import Invalid, KubeError, Timeout, TransportError
 from tapestry.kube.objects import Object, is_deleting, labels_of, object_named, value_at
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS
 
-from ..world import MAPPED, NODE, Gate, World, a_world, has_condition, phase
+from ..world import MAPPED, NODE, Gate, World, has_condition, new_world, phase
 
 ONE_CPU = {"cpu": "1"}
 EVERYTHING = [{"operator": "Exists"}]
@@ -70,7 +70,7 @@ def cpu_of(twin: Object) -> str:
 @pytest.mark.parametrize("tolerations", [EVERYTHING, OUR_TAINT, []], ids=["everything", "our taint", "node name"])
 @in_virtual_time
 async def test_pod_waits_for_the_window_to_open(tolerations: list[Object]) -> None:
-    world = await a_world(policy=MORNING)
+    world = await new_world(policy=MORNING)
     async with world.syncer():
         await world.add_pod(tolerations=tolerations)
         await world.add_pod("replica", tolerations=tolerations, metadata={"ownerReferences": [OWNER]})
@@ -89,7 +89,7 @@ async def test_pod_waits_for_the_window_to_open(tolerations: list[Object]) -> No
 
 @in_virtual_time
 async def test_scheduled_controlled_pod_fails_in_closed_window() -> None:
-    world = await a_world(policy=MORNING)
+    world = await new_world(policy=MORNING)
     async with world.syncer():
         await add_bound_pod(world)
         await world.wait_for_pod(phase("Failed"))
@@ -104,7 +104,7 @@ async def test_scheduled_controlled_pod_fails_in_closed_window() -> None:
 
 @in_virtual_time
 async def test_nothing_starts_while_kill_switch_is_on() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await set_switch(world, keys.RECLAIM_NOW)
         for number in range(3):
@@ -121,7 +121,7 @@ async def test_nothing_starts_while_kill_switch_is_on() -> None:
 @in_virtual_time
 async def test_waiting_pods_survive_the_window_deadline() -> None:
     window = {"timeWindows": [{"start": "00:00", "end": "00:10"}], "forceReclaim": True}
-    world = await a_world(policy=window)
+    world = await new_world(policy=window)
     async with world.syncer():
         await world.run_pod()
         await asyncio.sleep(0.1 * HOUR)
@@ -136,7 +136,7 @@ async def test_waiting_pods_survive_the_window_deadline() -> None:
 
 @in_virtual_time
 async def test_withdrawn_node_is_deleted_with_waiting_pods() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod("before")
         await world.virtual.delete(POLICIES, object_named("east-all"))
@@ -153,7 +153,7 @@ async def test_withdrawn_node_is_deleted_with_waiting_pods() -> None:
 
 @in_virtual_time
 async def test_withdrawn_node_waits_for_last_twin() -> None:
-    world = await a_world(directScheduling=True)
+    world = await new_world(directScheduling=True)
     async with world.syncer():
         await world.run_pod()
         await world.virtual.delete(POLICIES, object_named("east-all"))
@@ -168,7 +168,7 @@ async def test_withdrawn_node_waits_for_last_twin() -> None:
 
 @in_virtual_time
 async def test_lease_that_closes_during_copying_blocks_the_pod() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         reference = [{"configMapRef": {"name": "settings"}}]
         container = {"name": "c", "image": "busybox:1", "envFrom": reference}
@@ -185,7 +185,7 @@ async def test_lease_that_closes_during_copying_blocks_the_pod() -> None:
 
 @in_virtual_time
 async def test_pods_beyond_the_lease_fail_like_kubelet() -> None:
-    world = await a_world()
+    world = await new_world()
     names = [f"p{number}" for number in range(7)]
     for name in names:
         await world.add_pod(name, requests=ONE_CPU)  # all of them exist when the syncer starts
@@ -207,7 +207,7 @@ async def test_pods_beyond_the_lease_fail_like_kubelet() -> None:
 )
 @in_virtual_time
 async def test_too_large_pod_names_the_resource(requests: Object, reason: str) -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod(
             containers=[{"name": "c", "image": "b", "resources": {"requests": requests, "limits": requests}}]
@@ -219,7 +219,7 @@ async def test_too_large_pod_names_the_resource(requests: Object, reason: str) -
 
 @in_virtual_time
 async def test_number_of_pods_is_limited() -> None:
-    world = await a_world(policy={"resourceLimits": [{"resource": "pods", "quantity": 2}]})
+    world = await new_world(policy={"resourceLimits": [{"resource": "pods", "quantity": 2}]})
     async with world.syncer():
         for number in range(3):
             await world.add_pod(f"p{number}")
@@ -230,7 +230,7 @@ async def test_number_of_pods_is_limited() -> None:
 
 @in_virtual_time
 async def test_running_pods_count_after_restart() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         for number in range(3):
             await world.run_pod(f"p{number}", requests=ONE_CPU)
@@ -243,7 +243,7 @@ async def test_running_pods_count_after_restart() -> None:
 
 @in_virtual_time
 async def test_failed_pod_gets_no_twin_from_freed_capacity() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod("big", requests={"cpu": "4"})
         await world.add_pod(requests=ONE_CPU)
@@ -255,7 +255,7 @@ async def test_failed_pod_gets_no_twin_from_freed_capacity() -> None:
 
 @in_virtual_time
 async def test_ended_pods_free_capacity() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         for number in range(10):
             await world.run_pod(f"p{number}", requests={"cpu": "4"})
@@ -265,7 +265,7 @@ async def test_ended_pods_free_capacity() -> None:
 
 @in_virtual_time
 async def test_pod_waits_for_twin_of_force_deleted_pod() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod("old", requests={"cpu": "4"}, terminationGracePeriodSeconds=600)
         await world.delete_pod("old", grace=0)
@@ -279,7 +279,7 @@ async def test_pod_waits_for_twin_of_force_deleted_pod() -> None:
 
 @in_virtual_time
 async def test_running_pods_stay_when_lease_shrinks() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         for number in range(4):
             await world.run_pod(f"p{number}", requests=ONE_CPU)
@@ -294,7 +294,7 @@ async def test_running_pods_stay_when_lease_shrinks() -> None:
 
 @in_virtual_time
 async def test_rejected_creation_releases_its_reservation() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer() as parts:
         world.down.rejection = lambda request: (
             Invalid(422, "Invalid", "no") if request.method == "POST" and b'"name":"work-' in request.body else None
@@ -310,7 +310,7 @@ async def test_rejected_creation_releases_its_reservation() -> None:
 
 @in_virtual_time
 async def test_pod_runs_after_unused_reservation_expires() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         world.down.before = gate = Gate("POST", "/pods")
         await world.add_pod("old", requests={"cpu": "4"})
@@ -333,7 +333,7 @@ async def test_pod_runs_after_unused_reservation_expires() -> None:
 )
 @in_virtual_time
 async def test_unknown_outcome_keeps_reservation_for_a_while(error: KubeError) -> None:
-    world = await a_world()
+    world = await new_world()
 
     async def fail(request: Request) -> None:
         if request.method == "POST" and request.path.endswith("/pods"):
@@ -352,7 +352,7 @@ async def test_unknown_outcome_keeps_reservation_for_a_while(error: KubeError) -
 
 @in_virtual_time
 async def test_pod_runs_if_lease_opens_before_taint() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         world.up.before = gate = Gate("PATCH", f"/nodes/{NODE}")
         await world.physical.patch(NODES, object_named("n1"), {"metadata": {"labels": {"a": "b"}}})
@@ -370,7 +370,7 @@ async def test_pod_runs_if_lease_opens_before_taint() -> None:
 
 @in_virtual_time
 async def test_deferred_resize_is_done_when_it_fits() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(requests=ONE_CPU)
         await world.run_pod("other", requests={"cpu": "2"})
@@ -392,7 +392,7 @@ async def test_deferred_resize_is_done_when_it_fits() -> None:
 
 @in_virtual_time
 async def test_infeasible_resize_clears_when_reverted() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(requests=ONE_CPU)
         await resize(world, "9")
@@ -406,7 +406,7 @@ async def test_infeasible_resize_clears_when_reverted() -> None:
 
 @in_virtual_time
 async def test_pod_grows_only_under_open_lease() -> None:
-    world = await a_world(policy={"timeWindows": [{"start": "00:00", "end": "01:00"}]})
+    world = await new_world(policy={"timeWindows": [{"start": "00:00", "end": "01:00"}]})
     async with world.syncer():
         await world.run_pod(requests={"cpu": "2"})
         await asyncio.sleep(1.5 * HOUR)
@@ -419,7 +419,7 @@ async def test_pod_grows_only_under_open_lease() -> None:
 
 @in_virtual_time
 async def test_concurrent_resizes_stay_within_lease() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         for name in ("a", "b"):
             await world.run_pod(name, requests=ONE_CPU)
@@ -431,7 +431,7 @@ async def test_concurrent_resizes_stay_within_lease() -> None:
 
 @in_virtual_time
 async def test_resize_is_done_if_lease_opens_before_taint() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(requests=ONE_CPU)
         world.up.before = gate = Gate("PATCH", f"/nodes/{NODE}")
@@ -447,7 +447,7 @@ async def test_resize_is_done_if_lease_opens_before_taint() -> None:
 
 @in_virtual_time
 async def test_pending_resize_is_reported_after_restart() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(requests=ONE_CPU)
         await resize(world, "9")

@@ -16,7 +16,7 @@ from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, SECRETS, Resource
 
-from ..world import MAPPED, MOUNT, World, a_world, accept_all, forbidden, has_condition, phase, rejecting
+from ..world import MAPPED, MOUNT, World, accept_all, forbidden, has_condition, new_world, phase, rejecting
 
 HIDDEN = "aHVzaC1odXNo"
 A_WHILE = 5.0
@@ -67,7 +67,7 @@ async def edit(world: World, resource: Resource, name: str, **content: Any) -> N
 
 @in_virtual_time
 async def test_references_are_copied_before_the_twin() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings", data={"k": "v"}, binaryData={"b": "AA=="})
     data = {"username": HIDDEN, "password": HIDDEN}
     await add(world, SECRETS, "password", data=data, type="kubernetes.io/basic-auth")
@@ -89,7 +89,7 @@ async def test_references_are_copied_before_the_twin() -> None:
 
 @in_virtual_time
 async def test_every_reference_field_counts() -> None:
-    world = await a_world()
+    world = await new_world()
     for name in ("a", "b", "kube-root-ca.crt"):
         await add(world, CONFIGMAPS, name)
     for name in ("s", "t", "u", "pull"):
@@ -112,7 +112,7 @@ async def test_every_reference_field_counts() -> None:
 
 @in_virtual_time
 async def test_pods_share_a_copy() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         await world.add_pod("first", volumes=[config("settings")])
@@ -125,7 +125,7 @@ async def test_pods_share_a_copy() -> None:
 
 @in_virtual_time
 async def test_many_pods_create_one_copy() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         world.down.api.freeze()  # whether or not the cache shows it meanwhile
@@ -141,7 +141,7 @@ async def test_many_pods_create_one_copy() -> None:
 
 @in_virtual_time
 async def test_tenant_metadata_is_not_copied() -> None:
-    world = await a_world()
+    world = await new_world()
     forged = {
         "labels": {keys.CLUSTER_BINDING_UID: "another", "app": "shop"},
         "annotations": {keys.VIRTUAL_NAME: "other", "kubectl.kubernetes.io/last-applied-configuration": HIDDEN},
@@ -159,7 +159,7 @@ async def test_tenant_metadata_is_not_copied() -> None:
 
 @in_virtual_time
 async def test_service_account_token_becomes_opaque() -> None:
-    world = await a_world()
+    world = await new_world()
     kind, of = "kubernetes.io/service-account-token", {"kubernetes.io/service-account.name": "default"}
     metadata = {"name": "legacy", "namespace": "default", "annotations": of}
     await add(world, SECRETS, "legacy", metadata=metadata, data={"token": HIDDEN}, type=kind)
@@ -174,7 +174,7 @@ async def test_service_account_token_becomes_opaque() -> None:
 
 @in_virtual_time
 async def test_bootstrap_token_is_not_copied() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, SECRETS, "join", data={"token-id": HIDDEN}, type="bootstrap.kubernetes.io/token")
     async with world.syncer():
         await world.add_pod(volumes=[secret("join")])
@@ -186,7 +186,7 @@ async def test_bootstrap_token_is_not_copied() -> None:
 
 @in_virtual_time
 async def test_rejected_pods_references_are_not_copied() -> None:
-    world = await a_world()
+    world = await new_world()
     for namespace in ("default", "kube-system"):
         await world.virtual.create(SECRETS, {**object_named("s", namespace), "data": {"k": HIDDEN}})
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": True}
@@ -204,7 +204,7 @@ async def test_rejected_pods_references_are_not_copied() -> None:
 
 @in_virtual_time
 async def test_rejected_change_keeps_existing_copies_only() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     await add(world, SECRETS, "s")
     async with world.syncer():
@@ -221,7 +221,7 @@ async def test_rejected_change_keeps_existing_copies_only() -> None:
 @pytest.mark.parametrize("name", ["../secrets/s", "a/b", "..", "UPPER", "a%2fb"])
 @in_virtual_time
 async def test_impossible_name_is_not_requested(name: str) -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, SECRETS, "s")
     async with world.syncer():
         await world.add_pod(volumes=[config(name)])
@@ -240,7 +240,7 @@ async def test_impossible_name_is_not_requested(name: str) -> None:
 )
 @in_virtual_time
 async def test_pod_waits_for_required_source(resource: Resource, volume: Callable[[str], Object], reason: str) -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod(volumes=[volume("late")])
         pod = await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", reason))
@@ -255,7 +255,7 @@ async def test_pod_waits_for_required_source(resource: Resource, volume: Callabl
 
 @in_virtual_time
 async def test_optional_source_is_copied_later() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         pull = [{"name": "pull"}]
         await world.add_pod(volumes=[config("c", optional=True), secret("s", optional=True)], imagePullSecrets=pull)
@@ -272,7 +272,7 @@ async def test_optional_source_is_copied_later() -> None:
 
 @in_virtual_time
 async def test_required_in_one_place_is_required() -> None:
-    world = await a_world()
+    world = await new_world()
     containers = [
         {"name": "c", "image": "busybox:1", "envFrom": [{"configMapRef": {"name": "settings", "optional": True}}]}
     ]
@@ -283,7 +283,7 @@ async def test_required_in_one_place_is_required() -> None:
 
 @in_virtual_time
 async def test_references_of_ephemeral_container_are_copied() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "tools")
     async with world.syncer():
         await world.add_pod()
@@ -298,7 +298,7 @@ async def test_references_of_ephemeral_container_are_copied() -> None:
 
 @in_virtual_time
 async def test_change_is_copied_with_one_write() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings", data={"a": "1", "b": "2"})
     await add(world, SECRETS, "password", data={"p": HIDDEN})
     async with world.syncer():
@@ -319,7 +319,7 @@ async def test_change_is_copied_with_one_write() -> None:
 
 @in_virtual_time
 async def test_unchanged_source_causes_no_request() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         await world.add_pod(volumes=[config("settings")])
@@ -335,7 +335,7 @@ async def test_unchanged_source_causes_no_request() -> None:
 
 @in_virtual_time
 async def test_source_is_never_written() -> None:
-    world = await a_world()
+    world = await new_world()
     before = [await add(world, CONFIGMAPS, "settings"), await add(world, SECRETS, "password")]
     async with world.syncer():
         await world.add_pod(volumes=[config("settings"), secret("password")])
@@ -348,7 +348,7 @@ async def test_source_is_never_written() -> None:
 
 @in_virtual_time
 async def test_two_bindings_copy_independently() -> None:
-    world = await a_world("east", "west")
+    world = await new_world("east", "west")
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer("east"), world.syncer("west"):
         await world.add_pod("a", node="vnode-east-n1", volumes=[config("settings")])
@@ -366,7 +366,7 @@ async def test_two_bindings_copy_independently() -> None:
 
 @in_virtual_time
 async def test_immutable_copy_is_replaced() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "fixed", data={"k": "1"}, immutable=True)
     await add(world, SECRETS, "typed", data={"k": HIDDEN}, type="example.com/one")
     async with world.syncer():
@@ -389,7 +389,7 @@ async def test_immutable_copy_is_replaced() -> None:
 
 @in_virtual_time
 async def test_copy_becomes_immutable_with_its_source() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         await world.add_pod(volumes=[config("settings")])
@@ -407,7 +407,7 @@ async def test_copy_becomes_immutable_with_its_source() -> None:
 
 @in_virtual_time
 async def test_copy_is_deleted_with_its_last_user() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         for name in ("first", "second"):
@@ -425,7 +425,7 @@ async def test_copy_is_deleted_with_its_last_user() -> None:
 
 @in_virtual_time
 async def test_copy_is_deleted_and_recreated_with_its_source() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings", data={"k": "1"})
     async with world.syncer():
         await world.add_pod(volumes=[config("settings")])
@@ -440,7 +440,7 @@ async def test_copy_is_deleted_and_recreated_with_its_source() -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_pods_are_listed_before_copy_deletion() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         await world.add_pod("first", volumes=[config("settings")])
@@ -458,7 +458,7 @@ async def test_safety_rule_2_pods_are_listed_before_copy_deletion() -> None:
 
 @in_virtual_time
 async def test_deleting_copy_is_recreated_for_new_pod() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         await world.add_pod("first", volumes=[config("settings")])
@@ -478,7 +478,7 @@ async def test_deleting_copy_is_recreated_for_new_pod() -> None:
 
 @in_virtual_time
 async def test_restarted_syncer_repairs_only_differences() -> None:
-    world = await a_world()
+    world = await new_world()
     for name in ("same", "changed", "gone", "unused"):
         await add(world, CONFIGMAPS, name)
     async with world.syncer():
@@ -500,7 +500,7 @@ async def test_restarted_syncer_repairs_only_differences() -> None:
 
 @in_virtual_time
 async def test_unbinding_deletes_all_copies() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         await world.add_pod(volumes=[config("settings")])
@@ -516,7 +516,7 @@ async def test_unbinding_deletes_all_copies() -> None:
 
 @in_virtual_time
 async def test_edited_copy_is_reset_with_an_event() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings", data={"k": "v"})
     source = await add(world, SECRETS, "password", data={"p": HIDDEN})
     async with world.syncer():
@@ -540,7 +540,7 @@ async def test_edited_copy_is_reset_with_an_event() -> None:
 
 @in_virtual_time
 async def test_repeated_edits_are_reset_with_backoff() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings", data={"k": "ours"})
     async with world.syncer():
         await world.add_pod(volumes=[config("settings")])
@@ -555,7 +555,7 @@ async def test_repeated_edits_are_reset_with_backoff() -> None:
 
 @in_virtual_time
 async def test_deleted_copy_is_recreated() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         await world.add_pod(volumes=[config("settings")])
@@ -567,7 +567,7 @@ async def test_deleted_copy_is_recreated() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_foreign_object_keeps_its_name() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         place = await world.twin_ref("settings")
@@ -583,7 +583,7 @@ async def test_safety_rule_1_foreign_object_keeps_its_name() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_copy_without_labels_is_foreign() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         await world.add_pod(volumes=[config("settings")])
@@ -598,7 +598,7 @@ async def test_safety_rule_1_copy_without_labels_is_foreign() -> None:
 
 @in_virtual_time
 async def test_copy_with_finalizer_does_not_serve_new_pods() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer():
         await world.add_pod("first", volumes=[config("settings")])
@@ -617,7 +617,7 @@ async def test_copy_with_finalizer_does_not_serve_new_pods() -> None:
 
 @in_virtual_time
 async def test_changes_during_partition_are_copied_later() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, CONFIGMAPS, "settings")
     async with world.syncer(silence_seconds=20):
         await world.add_pod(volumes=[config("settings")])
@@ -632,7 +632,7 @@ async def test_changes_during_partition_are_copied_later() -> None:
 
 @in_virtual_time
 async def test_forbidden_source_is_reported_until_allowed() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, SECRETS, "password")
     async with world.syncer():
         denied = forbidden('secrets "password" is forbidden: User "syncer" cannot get resource "secrets"')
@@ -649,7 +649,7 @@ async def test_forbidden_source_is_reported_until_allowed() -> None:
 async def test_safety_rule_7_rejected_secret_is_not_quoted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, SECRETS, "password", data={"p": HIDDEN})
     async with world.syncer():
         causes = {"causes": [{"field": "data[p]", "message": f"{HIDDEN} is bad"}]}
@@ -673,7 +673,7 @@ async def test_safety_rule_7_rejected_secret_is_not_quoted(
 
 @in_virtual_time
 async def test_safety_rule_7_caches_keep_no_secret_data() -> None:
-    world = await a_world()
+    world = await new_world()
     applied = {"kubectl.kubernetes.io/last-applied-configuration": HIDDEN}
     metadata = {"name": "password", "namespace": "default", "annotations": applied}
     await world.virtual.create(SECRETS, {"metadata": metadata, "data": {"p": HIDDEN}})
@@ -695,7 +695,7 @@ def stores() -> Iterator[Store]:
 
 @in_virtual_time
 async def test_pod_waits_while_quota_rejects_its_secret() -> None:
-    world = await a_world()
+    world = await new_world()
     await add(world, SECRETS, "password", data={"p": HIDDEN})
     async with world.syncer():
         full = forbidden('secrets "password" is forbidden: exceeded quota: mount')

@@ -9,12 +9,12 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import is_deleting
 from tapestry.kube.resources import PODS
 
-from ..world import MAPPED, a_world, accept_all, forbidden, phase, rejecting
+from ..world import MAPPED, accept_all, forbidden, new_world, phase, rejecting
 
 
 @in_virtual_time
 async def test_pod_fails_when_its_twin_is_deleted() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await world.physical.delete(PODS, await world.twin())
@@ -40,7 +40,7 @@ async def test_pod_fails_when_its_twin_is_deleted() -> None:
 @pytest.mark.parametrize("at_once", [False, True], ids=["in time", "at once"])
 @in_virtual_time
 async def test_disruption_reason_becomes_failure_reason(by: str, reason: str, at_once: bool) -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         if at_once:
@@ -57,7 +57,7 @@ async def test_disruption_reason_becomes_failure_reason(by: str, reason: str, at
 
 @in_virtual_time
 async def test_kubelet_eviction_fails_pod_with_its_reason() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await world.set_twin_status(phase="Failed", reason="Evicted", message="The node was low on memory.")
@@ -68,7 +68,7 @@ async def test_kubelet_eviction_fails_pod_with_its_reason() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_twin_without_labels_is_lost() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await world.set_twin({"metadata": {"labels": {keys.VIRTUAL_CLUSTER: None}}})
@@ -84,7 +84,7 @@ async def test_safety_rule_1_twin_without_labels_is_lost() -> None:
 @in_virtual_time
 async def test_finished_and_deleted_twin_finishes_its_pod() -> None:
     """A cache may see both changes at once, before the first was written."""
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -100,7 +100,7 @@ async def test_finished_and_deleted_twin_finishes_its_pod() -> None:
 
 @in_virtual_time
 async def test_lost_twin_is_not_recreated_before_mapping() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         world.up.rejection = rejecting("PATCH", "/pods/work/status", forbidden("not now"))
         await world.add_pod()

@@ -12,7 +12,7 @@ from tapestry.kube.objects import is_deleting, object_named
 from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.topdown.orphans import CONFIRMATION_DELAY, DELETION_PERIOD, MAX_DELETIONS, OrphanTracker
 
-from ..world import World, a_world
+from ..world import World, new_world
 
 TWICE = CONFIRMATION_DELAY.total_seconds()
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
@@ -61,7 +61,7 @@ async def create_orphan(world: World, name: str) -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_orphan_is_deleted_after_second_sighting() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
     await create_orphan(world, "work")
@@ -74,7 +74,7 @@ async def test_safety_rule_2_orphan_is_deleted_after_second_sighting() -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_orphan_deletions_are_limited() -> None:
-    world = await a_world()
+    world = await new_world()
     amounts = {"cpu": "4", "memory": "8Gi", "pods": "500"}
     status = {"status": {"capacity": amounts, "allocatable": amounts}}
     await world.physical.patch(NODES, object_named("n1"), status, subresource="status")
@@ -95,7 +95,7 @@ async def test_safety_rule_2_orphan_deletions_are_limited() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_imitated_twin_is_never_changed() -> None:
-    world = await a_world()
+    world = await new_world()
     claims = {
         keys.VIRTUAL_POD_NAMESPACE: "default",
         keys.VIRTUAL_POD_NAME: "gone",

@@ -12,12 +12,12 @@ from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import annotations_of, labels_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.resources import PODS
 
-from ..world import INSUFFICIENT_CPU, MAPPED, MOUNT, World, a_world, phase
+from ..world import INSUFFICIENT_CPU, MAPPED, MOUNT, World, new_world, phase
 
 
 @in_virtual_time
 async def test_bound_pod_has_one_recorded_twin() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         pod = await world.add_pod()
         actual = await world.wait_for_pod(MAPPED)
@@ -31,7 +31,7 @@ async def test_bound_pod_has_one_recorded_twin() -> None:
 
 @in_virtual_time
 async def test_starting_a_pod_takes_three_writes() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await asyncio.sleep(3600)
@@ -41,7 +41,7 @@ async def test_starting_a_pod_takes_three_writes() -> None:
 
 @in_virtual_time
 async def test_uncopied_twin_changes_cause_no_write() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         before = len(world.up.requests), len(world.down.requests)
@@ -55,7 +55,7 @@ async def test_uncopied_twin_changes_cause_no_write() -> None:
 @pytest.mark.parametrize("node", ["n1", "vnode-east-gone", "vnode-west-n1", "vnode-east-2-n1"])
 @in_virtual_time
 async def test_pod_on_another_node_gets_no_twin(node: str) -> None:
-    world = await a_world()
+    world = await new_world()
     await world.add_pod("unbound", node="")
     async with world.syncer():
         await world.add_pod(node=node)
@@ -70,7 +70,7 @@ async def test_pod_on_another_node_gets_no_twin(node: str) -> None:
 
 @in_virtual_time
 async def test_pod_seen_before_its_node_is_mapped() -> None:
-    world = await a_world()
+    world = await new_world()
     await world.add_pod(node="vnode-east-n2")
     async with world.syncer():
         await asyncio.sleep(60)
@@ -81,7 +81,7 @@ async def test_pod_seen_before_its_node_is_mapped() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_bindings_never_touch_each_others_twins() -> None:
-    world = await a_world("east", "west")
+    world = await new_world("east", "west")
     async with world.syncer("east"), world.syncer("west"):
         for name in ("east", "west"):
             await world.add_pod(name, node=f"vnode-{name}-n1")
@@ -95,7 +95,7 @@ async def test_safety_rule_1_bindings_never_touch_each_others_twins() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_tenant_metadata_does_not_redirect_pod() -> None:
-    world = await a_world()
+    world = await new_world()
     victim = await world.add_foreign_pod("victim", "n1")
     forged = {
         keys.PHYSICAL_POD_NAMESPACE: "default",
@@ -116,7 +116,7 @@ async def test_safety_rule_1_tenant_metadata_does_not_redirect_pod() -> None:
 
 @in_virtual_time
 async def test_safety_rule_9_twin_metadata_is_not_copied_back() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod(metadata={"labels": {"app": "web"}, "annotations": {"note": "mine"}})
         await world.wait_for_pod(MAPPED)
@@ -129,7 +129,7 @@ async def test_safety_rule_9_twin_metadata_is_not_copied_back() -> None:
 
 @in_virtual_time
 async def test_safety_rule_9_phase_never_goes_backwards() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await world.end("Pending")
@@ -145,7 +145,7 @@ async def test_safety_rule_9_phase_never_goes_backwards() -> None:
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
 @in_virtual_time
 async def test_ended_pod_never_runs_again(end: str) -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -164,7 +164,7 @@ async def test_ended_pod_never_runs_again(end: str) -> None:
 
 @in_virtual_time
 async def test_pod_is_ready_when_its_gates_are() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(readinessGates=[{"conditionType": "lb/attached"}])
         assert await world.condition("Ready") == ("False", "ReadinessGatesNotReady")
@@ -221,7 +221,7 @@ async def system_pod(world: World) -> None:
 )
 @in_virtual_time
 async def test_restart_changes_no_pod(there_is: Callable[[World], object]) -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await there_is(world)
         await asyncio.sleep(30)

@@ -13,7 +13,7 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import is_deleting, object_named, value_at
 from tapestry.kube.resources import LEASES, NODES, PODS
 
-from ..world import MOUNT, World, a_world, forbidden, has_condition, phase, rejecting
+from ..world import MOUNT, World, forbidden, has_condition, new_world, phase, rejecting
 
 ELECTION = LeaderElection(enabled=True, name="syncer")
 
@@ -35,7 +35,7 @@ def node_passes() -> float:
 @pytest.mark.parametrize(("own", "requested", "grace"), [(None, None, 30), (90, None, 90), (90, 5, 5)])
 @in_virtual_time
 async def test_deleted_pod_waits_for_twin_with_its_grace(own: int | None, requested: int | None, grace: int) -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(**({} if own is None else {"terminationGracePeriodSeconds": own}))
         await world.delete_pod(grace=requested)
@@ -49,7 +49,7 @@ async def test_deleted_pod_waits_for_twin_with_its_grace(own: int | None, reques
 
 @in_virtual_time
 async def test_reported_twin_deletion_needs_no_read() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await world.delete_pod()
@@ -62,7 +62,7 @@ async def test_reported_twin_deletion_needs_no_read() -> None:
 
 @in_virtual_time
 async def test_pod_on_open_lease_needs_no_node_pass() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await asyncio.sleep(10)
         before = node_passes()
@@ -77,7 +77,7 @@ async def test_pod_on_open_lease_needs_no_node_pass() -> None:
 
 @in_virtual_time
 async def test_only_shorter_second_grace_is_propagated() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(terminationGracePeriodSeconds=600)
         await world.delete_pod()
@@ -94,7 +94,7 @@ async def test_only_shorter_second_grace_is_propagated() -> None:
 
 @in_virtual_time
 async def test_force_deleted_pod_deletes_its_twin() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await world.delete_pod(grace=0)
@@ -104,7 +104,7 @@ async def test_force_deleted_pod_deletes_its_twin() -> None:
 
 @in_virtual_time
 async def test_finished_twin_stays_until_pod_deletion() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await world.end("Succeeded")
@@ -117,7 +117,7 @@ async def test_finished_twin_stays_until_pod_deletion() -> None:
 
 @in_virtual_time
 async def test_pod_without_twin_is_deleted() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod(hostNetwork=True)
         await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
@@ -129,7 +129,7 @@ async def test_pod_without_twin_is_deleted() -> None:
 @in_virtual_time
 async def test_pod_with_finalizer_reports_its_end(end: str | None) -> None:
     """Otherwise its node would wait forever, and a Job would wait for a kubelet that does not exist."""
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(metadata={"finalizers": ["example.com/held"]})
         await world.delete_pod()
@@ -151,7 +151,7 @@ async def test_pod_with_finalizer_reports_its_end(end: str | None) -> None:
 
 @in_virtual_time
 async def test_reclaimed_pod_has_at_most_thirty_seconds_grace() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(terminationGracePeriodSeconds=3600)
         await world.physical.patch(
@@ -166,7 +166,7 @@ async def test_reclaimed_pod_has_at_most_thirty_seconds_grace() -> None:
 
 @in_virtual_time
 async def test_twins_are_reclaimed_while_virtual_cluster_is_unreachable() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         for name in ("a", "b"):
             await world.run_pod(name)
@@ -191,7 +191,7 @@ async def test_twins_are_reclaimed_while_virtual_cluster_is_unreachable() -> Non
 
 @in_virtual_time
 async def test_safety_rule_4_last_leader_reclaims_while_virtual_unreachable() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer(leader_election=ELECTION) as parts:
         await world.run_pod()
         world.up.cut()
@@ -213,7 +213,7 @@ async def test_safety_rule_4_last_leader_reclaims_while_virtual_unreachable() ->
 
 @in_virtual_time
 async def test_safety_rule_4_former_leader_with_successor_deletes_nothing() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer(leader_election=ELECTION):
         await world.run_pod()
         lease = await world.virtual.get(LEASES, "syncer", "default")
@@ -231,7 +231,7 @@ async def test_safety_rule_4_former_leader_with_successor_deletes_nothing() -> N
 
 @in_virtual_time
 async def test_failed_twin_deletion_does_not_block_others() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         for name in ("a", "b"):
             await world.run_pod(name)
@@ -247,7 +247,7 @@ async def test_failed_twin_deletion_does_not_block_others() -> None:
 
 @in_virtual_time
 async def test_unbinding_deletes_exactly_our_objects() -> None:
-    world = await a_world()
+    world = await new_world()
     foreign = await world.physical.create(
         PODS, {**object_named("foreign", MOUNT), "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )

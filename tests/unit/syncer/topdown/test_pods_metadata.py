@@ -7,14 +7,14 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import annotations_of, labels_of, object_named
 from tapestry.kube.resources import NODES, PODS
 
-from ..world import MAPPED, MOUNT, a_world, has_condition
+from ..world import MAPPED, MOUNT, has_condition, new_world
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 @in_virtual_time
 async def test_uncopied_keys_are_reported_in_one_event() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         metadata = {"labels": {"app": "web", QUEUE: "gold"}, "annotations": {"iam.amazonaws.com/role": "admin"}}
         await world.run_pod(metadata=metadata)
@@ -30,7 +30,7 @@ async def test_uncopied_keys_are_reported_in_one_event() -> None:
 
 @in_virtual_time
 async def test_changed_allowed_metadata_reaches_running_twins() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(metadata={"labels": {QUEUE: "gold"}})
         await world.set_binding(allowedMetadata=["kueue.x-k8s.io/*"])
@@ -41,7 +41,7 @@ async def test_changed_allowed_metadata_reaches_running_twins() -> None:
 
 @in_virtual_time
 async def test_volume_with_uncopied_key_waits_until_allowed() -> None:
-    world = await a_world()
+    world = await new_world()
     item = {"path": "tier", "fieldRef": {"fieldPath": "metadata.labels['example.com/tier']"}}
     async with world.syncer():
         await world.add_pod(volumes=[{"name": "v", "downwardAPI": {"items": [item]}}])
@@ -55,7 +55,7 @@ async def test_volume_with_uncopied_key_waits_until_allowed() -> None:
 
 @in_virtual_time
 async def test_twin_tolerates_only_taints_at_creation() -> None:
-    world = await a_world()
+    world = await new_world()
     gpu = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     async with world.syncer():
         await world.physical.patch(NODES, object_named("n1"), {"spec": {"taints": [gpu]}})
@@ -74,7 +74,7 @@ async def test_twin_tolerates_only_taints_at_creation() -> None:
 
 @in_virtual_time
 async def test_direct_scheduling_respects_untolerated_taints() -> None:
-    world = await a_world(directScheduling=True)
+    world = await new_world(directScheduling=True)
     taint = {"key": "dedicated", "value": "owner", "effect": "NoExecute"}
     async with world.syncer():
         await world.physical.patch(NODES, object_named("n1"), {"spec": {"taints": [taint]}})

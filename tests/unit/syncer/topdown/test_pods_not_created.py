@@ -12,7 +12,7 @@ from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, object_named, uid_of
 from tapestry.kube.resources import NAMESPACES, PODS
 
-from ..world import MAPPED, MOUNT, a_world, accept_all, has_condition, phase, rejecting
+from ..world import MAPPED, MOUNT, accept_all, has_condition, new_world, phase, rejecting
 
 FIVE_MINUTES = 300.0
 
@@ -22,7 +22,7 @@ FIVE_MINUTES = 300.0
 
 @in_virtual_time
 async def test_rejected_pod_reports_once_and_gets_no_twin() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod(hostNetwork=True)
         pod = await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
@@ -38,7 +38,7 @@ async def test_rejected_pod_reports_once_and_gets_no_twin() -> None:
 
 @in_virtual_time
 async def test_rejected_pod_runs_when_binding_allows_it() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod(hostNetwork=True)
         await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
@@ -49,7 +49,7 @@ async def test_rejected_pod_runs_when_binding_allows_it() -> None:
 
 @in_virtual_time
 async def test_rejected_pod_of_job_fails() -> None:
-    world = await a_world()
+    world = await new_world()
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u", "controller": True}
     async with world.syncer():
         await world.add_pod(metadata={"ownerReferences": [owner]}, hostPID=True)
@@ -66,7 +66,7 @@ def of_a_daemon_set(annotations: Object | None = None) -> Object:
 
 @in_virtual_time
 async def test_daemon_set_pod_runs_only_on_request() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod("wanted", metadata=of_a_daemon_set({keys.RUNNING_DAEMONSET: "true"}))
         await world.add_pod("asked-for-later", metadata=of_a_daemon_set())
@@ -84,7 +84,7 @@ async def test_daemon_set_pod_runs_only_on_request() -> None:
 @in_virtual_time
 async def test_excluded_daemon_set_pod_can_be_deleted() -> None:
     """Its node has no other kubelet."""
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod(metadata=of_a_daemon_set())
         await asyncio.sleep(1)
@@ -95,7 +95,7 @@ async def test_excluded_daemon_set_pod_can_be_deleted() -> None:
 @pytest.mark.parametrize("namespace", ["kube-system", "kube-public", "kube-node-lease", keys.SYSTEM_NAMESPACE])
 @in_virtual_time
 async def test_system_pods_are_excluded(namespace: str) -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod("proxy", namespace=namespace)
         await asyncio.sleep(60)
@@ -105,7 +105,7 @@ async def test_system_pods_are_excluded(namespace: str) -> None:
 
 @in_virtual_time
 async def test_deleting_binding_maps_no_pods() -> None:
-    world = await a_world(unbindGraceSeconds=3600)
+    world = await new_world(unbindGraceSeconds=3600)
     async with world.syncer():
         await world.add_pod("before")
         await world.wait_for_pod(MAPPED, "before")
@@ -122,7 +122,7 @@ async def test_deleting_binding_maps_no_pods() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_foreign_pod_keeps_the_twins_name() -> None:
-    world = await a_world()
+    world = await new_world()
     place = await world.twin_ref()
     foreign = await world.physical.create(
         PODS, {**place, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
@@ -143,7 +143,7 @@ async def test_safety_rule_1_foreign_pod_keeps_the_twins_name() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_one_of_two_labels_is_foreign() -> None:
-    world = await a_world()
+    world = await new_world()
     place = await world.twin_ref()
     labels = {keys.CLUSTER_BINDING_UID: uid_of(await world.virtual.get(CLUSTER_BINDINGS, "east"))}
     forged = {
@@ -163,7 +163,7 @@ async def test_safety_rule_1_one_of_two_labels_is_foreign() -> None:
 
 @in_virtual_time
 async def test_pod_waits_for_twin_of_earlier_pod() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         first = await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -187,7 +187,7 @@ async def test_pod_waits_for_twin_of_earlier_pod() -> None:
 
 @in_virtual_time
 async def test_late_mount_namespace_is_enough() -> None:
-    world = await a_world()
+    world = await new_world()
     going = await world.physical.delete(NAMESPACES, object_named(MOUNT))
     assert going is not None
     await world.physical.replace(NAMESPACES, {**going, "spec": {}}, subresource="finalize")

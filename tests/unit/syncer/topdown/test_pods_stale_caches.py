@@ -15,7 +15,7 @@ from tapestry.syncer.components import Syncer
 from tapestry.syncer.topdown.orphans import CONFIRMATION_DELAY
 from tapestry.syncer.topdown.pods import FRESH_POD_AGE
 
-from ..world import INSUFFICIENT_CPU, MAPPED, World, a_world, has_condition, phase
+from ..world import INSUFFICIENT_CPU, MAPPED, World, has_condition, new_world, phase
 
 SILENCE = 20.0
 
@@ -39,7 +39,7 @@ def creations(world: World) -> int:
 
 @in_virtual_time
 async def test_safety_rule_2_stale_cache_reruns_no_finished_pod() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer() as parts:
         await world.add_pod()
         await world.wait_for_twin()
@@ -58,7 +58,7 @@ async def test_safety_rule_2_stale_cache_reruns_no_finished_pod() -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_stale_cache_runs_no_deleted_pod() -> None:
-    world = await a_world()
+    world = await new_world()
     await world.add_pod()
     await asyncio.sleep(FRESH_POD_AGE.total_seconds())
     async with world.syncer() as parts:
@@ -77,7 +77,7 @@ async def test_safety_rule_2_stale_cache_runs_no_deleted_pod() -> None:
 @in_virtual_time
 async def test_safety_rule_2_old_pod_is_read_before_it_runs(truth: str) -> None:
     """A new leader may know less than the previous one."""
-    world = await a_world()
+    world = await new_world()
     async with world.syncer() as parts:
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -107,7 +107,7 @@ async def test_safety_rule_2_old_pod_is_read_before_it_runs(truth: str) -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_missing_pod_is_read_before_twin_deletion() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
     async with world.syncer() as parts:
@@ -119,7 +119,7 @@ async def test_safety_rule_2_missing_pod_is_read_before_twin_deletion() -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_missing_twin_is_read_before_pod_fails() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer() as parts:
         await world.run_pod("work")
         await world.run_pod("going")
@@ -138,7 +138,7 @@ async def test_safety_rule_2_missing_twin_is_read_before_pod_fails() -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_stale_cache_fails_no_scheduled_pod() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer() as parts:
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -155,7 +155,7 @@ async def test_safety_rule_2_stale_cache_fails_no_scheduled_pod() -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_stale_twin_waits_for_its_pods_deletion() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer() as parts:
         await world.run_pod()
         await asyncio.sleep(1)
@@ -174,7 +174,7 @@ async def test_safety_rule_2_stale_twin_waits_for_its_pods_deletion() -> None:
 
 @in_virtual_time
 async def test_safety_rule_3_unreachable_physical_cluster_ends_nothing() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer(silence_seconds=SILENCE):
         for name in ("running", "going", "ends", "lost"):
             await world.run_pod(name)
@@ -201,7 +201,7 @@ async def test_safety_rule_3_unreachable_physical_cluster_ends_nothing() -> None
 
 @in_virtual_time
 async def test_safety_rule_3_statuses_are_corrected_after_partition() -> None:
-    world = await a_world()
+    world = await new_world()
     unready = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
     async with world.syncer(silence_seconds=SILENCE):
         for name in ("a", "b"):
@@ -224,7 +224,7 @@ async def test_safety_rule_3_statuses_are_corrected_after_partition() -> None:
 
 @in_virtual_time
 async def test_safety_rule_3_unreachable_virtual_cluster_ends_no_twin() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         twin = await world.twin()
@@ -240,7 +240,7 @@ async def test_safety_rule_3_unreachable_virtual_cluster_ends_no_twin() -> None:
 @pytest.mark.parametrize("direct", [True, False])
 @in_virtual_time
 async def test_cordoned_node_takes_no_pods_despite_tolerations(direct: bool) -> None:
-    world = await a_world(directScheduling=direct)
+    world = await new_world(directScheduling=direct)
     async with world.syncer():
         await world.run_pod("before")
         await world.physical.patch(NODES, object_named("n1"), {"spec": {"unschedulable": True}})

@@ -9,7 +9,7 @@ from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of
 from tapestry.kube.resources import PODS
 
-from ..world import MAPPED, MOUNT, World, a_world, accept_all, forbidden, has_condition, rejecting
+from ..world import MAPPED, MOUNT, World, accept_all, forbidden, has_condition, new_world, rejecting
 
 DEBUGGER = {"name": "debugger", "image": "busybox:1", "env": [{"name": "X", "value": "y"}]}
 
@@ -28,7 +28,7 @@ async def set_resources(world: World, resources: Object) -> None:
 
 @in_virtual_time
 async def test_metadata_follows_and_additions_stay() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(metadata={"labels": {"app": "web", "old": "x"}, "annotations": {"note": "1"}})
         await world.set_twin({"metadata": {"labels": {"owner": "yes"}, "annotations": {"injected": "yes"}}})
@@ -45,7 +45,7 @@ async def test_metadata_follows_and_additions_stay() -> None:
 
 @in_virtual_time
 async def test_one_change_is_one_physical_write() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         virtual, physical = len(world.up.writes("/pods/")), len(world.down.writes("/pods"))
@@ -62,7 +62,7 @@ async def place(world: World) -> str:
 
 @in_virtual_time
 async def test_unscheduled_twin_follows_too() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
@@ -73,7 +73,7 @@ async def test_unscheduled_twin_follows_too() -> None:
 
 @in_virtual_time
 async def test_images_follow() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await world.change_pod({"spec": {"containers": [{"name": "c", "image": "busybox:2"}]}})
@@ -82,7 +82,7 @@ async def test_images_follow() -> None:
 
 @in_virtual_time
 async def test_webhook_changes_of_twin_stay() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await world.set_twin({"spec": {"containers": [{"name": "c", "image": "mirror/busybox:1"}]}})
@@ -93,7 +93,7 @@ async def test_webhook_changes_of_twin_stay() -> None:
 
 @in_virtual_time
 async def test_ephemeral_container_is_added_to_twin() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         await add_debugger(world, DEBUGGER)
@@ -107,7 +107,7 @@ async def test_ephemeral_container_is_added_to_twin() -> None:
 
 @in_virtual_time
 async def test_rejected_ephemeral_container_keeps_pod_running() -> None:
-    world = await a_world()
+    world = await new_world()
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u", "controller": True}
     async with world.syncer():
         await world.run_pod(metadata={"ownerReferences": [owner]})
@@ -121,7 +121,7 @@ async def test_rejected_ephemeral_container_keeps_pod_running() -> None:
 
 @in_virtual_time
 async def test_resize_uses_its_subresource() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(requests={"cpu": "1"})
         await set_resources(world, {"requests": {"cpu": "2"}})
@@ -132,7 +132,7 @@ async def test_resize_uses_its_subresource() -> None:
 
 @in_virtual_time
 async def test_rejected_change_is_reported_and_retried() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod()
         world.down.rejection = rejecting("PATCH", await place(world), forbidden("a webhook says no"))
@@ -147,7 +147,7 @@ async def test_rejected_change_is_reported_and_retried() -> None:
 
 @in_virtual_time
 async def test_one_rejected_change_repeats_all() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(requests={"cpu": "1"})
         world.down.rejection = rejecting("PATCH", "/resize", Invalid(422, "Invalid", "no room on the node"))
@@ -161,7 +161,7 @@ async def test_one_rejected_change_repeats_all() -> None:
 
 @in_virtual_time
 async def test_change_during_downtime_follows_later() -> None:
-    world = await a_world()
+    world = await new_world()
     async with world.syncer():
         await world.run_pod(metadata={"labels": {"old": "x"}})
     await world.change_pod({"metadata": {"labels": {"old": None, "a": "b"}}})

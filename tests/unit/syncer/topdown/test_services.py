@@ -24,26 +24,26 @@ from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.syncer.topdown.services import ServiceReconciler
 from tapestry.syncer.translate.services import SERVICE_NAME, twin_service, twin_service_name
 
-from ..world import A_DAY, MOUNT, NODE, SERVED, Clusters, a_world, has_condition
+from ..world import A_DAY, MOUNT, NODE, SERVED, Clusters, has_condition, new_world
 
 HTTP = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
 SERVED_PORT = {"name": "http", "protocol": "TCP", "port": 8080}
 
 
-def a_service(name: str = "shop", namespace: str = "team-a", **spec: Any) -> Object:
+def new_service(name: str = "shop", namespace: str = "team-a", **spec: Any) -> Object:
     given = {"type": "ClusterIP", "selector": {"app": name}, "ports": [HTTP], **spec}
     return {**object_named(name, namespace), "spec": given}
 
 
-def a_slice(*addresses: str, name: str = "shop-1", service: str = "shop", namespace: str = "team-a") -> Object:
+def new_slice(*addresses: str, name: str = "shop-1", service: str = "shop", namespace: str = "team-a") -> Object:
     metadata = {"name": name, "namespace": namespace, "labels": {SERVICE_NAME: service}}
     endpoints = [{"addresses": [each], "conditions": {"ready": True}, "nodeName": NODE} for each in addresses]
     return {"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints, "ports": [SERVED_PORT]}
 
 
 async def add_service(virtual: Client, *addresses: str, name: str = "shop", namespace: str = "team-a") -> None:
-    await virtual.create(SERVICES, a_service(name, namespace))
-    slice = a_slice(*addresses, name=f"{name}-1", service=name, namespace=namespace)
+    await virtual.create(SERVICES, new_service(name, namespace))
+    slice = new_slice(*addresses, name=f"{name}-1", service=name, namespace=namespace)
     await virtual.create(ENDPOINT_SLICES, slice)
 
 
@@ -55,7 +55,7 @@ async def wait_for_address(
     world: Clusters, name: str = "shop", namespace: str = "team-a", *, timeout: float = 60
 ) -> str:
     """Return the twin address of a Service, which it gets at its creation."""
-    twin = twin_service_name(a_service(name, namespace), await the_binding(world))
+    twin = twin_service_name(new_service(name, namespace), await the_binding(world))
     found = await wait_for(world.physical, SERVICES, twin, MOUNT, until=bool, timeout=timeout)
     assert found is not None
     address: str = found["spec"]["clusterIP"]
@@ -76,7 +76,7 @@ def addresses(slices: list[Object]) -> list[str]:
 
 @in_virtual_time
 async def test_service_and_addresses_are_synced_until_deleted() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
+    world = await new_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1", "10.1.0.2")
     async with world.syncer():
         await asyncio.sleep(1)
@@ -89,7 +89,7 @@ async def test_service_and_addresses_are_synced_until_deleted() -> None:
 
         more = {"port": 443, "name": "tls", "protocol": "TCP", "targetPort": 8443}
         await world.virtual.patch(SERVICES, object_named("shop", "team-a"), {"spec": {"ports": [HTTP, more]}})
-        scaled = a_slice("10.1.0.2", "10.1.0.3")["endpoints"]
+        scaled = new_slice("10.1.0.2", "10.1.0.3")["endpoints"]
         await world.virtual.patch(ENDPOINT_SLICES, object_named("shop-1", "team-a"), {"endpoints": scaled})
         await asyncio.sleep(1)
         [service], slices = await physical_objects(world), await physical_objects(world, ENDPOINT_SLICES)
@@ -106,7 +106,7 @@ async def test_service_and_addresses_are_synced_until_deleted() -> None:
 
 @in_virtual_time
 async def test_unchanged_service_causes_no_write() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
+    world = await new_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(1)
@@ -121,9 +121,9 @@ async def test_unchanged_service_causes_no_write() -> None:
 
 @in_virtual_time
 async def test_other_namespaces_and_external_names_are_not_synced() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
+    world = await new_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1", namespace="team-b")
-    await world.virtual.create(SERVICES, a_service("other", type="ExternalName", externalName="example.com"))
+    await world.virtual.create(SERVICES, new_service("other", type="ExternalName", externalName="example.com"))
     async with world.syncer():
         await asyncio.sleep(10)
         assert await physical_objects(world) == await physical_objects(world, ENDPOINT_SLICES) == []
@@ -132,7 +132,7 @@ async def test_other_namespaces_and_external_names_are_not_synced() -> None:
 
 @in_virtual_time
 async def test_namespaces_follow_the_binding_without_restart() -> None:
-    world = await a_world()
+    world = await new_world()
     for namespace in ("team-a", "team-b"):
         await add_service(world.virtual, "10.1.0.1", namespace=namespace)
     async with world.syncer():
@@ -146,7 +146,7 @@ async def test_namespaces_follow_the_binding_without_restart() -> None:
 
 @in_virtual_time
 async def test_unlisted_services_are_removed_after_downtime() -> None:
-    world = await a_world(serviceNamespaces=["team-a", "team-b"])
+    world = await new_world(serviceNamespaces=["team-a", "team-b"])
     for namespace in ("team-a", "team-b"):
         await add_service(world.virtual, "10.1.0.1", namespace=namespace)
     async with world.syncer():
@@ -161,12 +161,12 @@ async def test_unlisted_services_are_removed_after_downtime() -> None:
 
 @in_virtual_time
 async def test_service_recreated_as_headless_is_headless() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
+    world = await new_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await wait_for_address(world)
         await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
-        await world.virtual.create(SERVICES, a_service(clusterIP="None"))
+        await world.virtual.create(SERVICES, new_service(clusterIP="None"))
         [before] = await physical_objects(world)
         await asyncio.sleep(5)
         [service] = await physical_objects(world)
@@ -176,7 +176,7 @@ async def test_service_recreated_as_headless_is_headless() -> None:
 
 @in_virtual_time
 async def test_unbinding_removes_all_services() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
+    world = await new_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(1)
@@ -190,7 +190,7 @@ async def test_unbinding_removes_all_services() -> None:
 
 @in_virtual_time
 async def test_own_fields_are_reset_and_additions_stay() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
+    world = await new_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(1)
@@ -209,8 +209,8 @@ async def test_own_fields_are_reset_and_additions_stay() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_foreign_service_keeps_its_name() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
-    name = twin_service_name(a_service(), await the_binding(world))
+    world = await new_world(serviceNamespaces=["team-a"])
+    name = twin_service_name(new_service(), await the_binding(world))
     foreign = {**object_named(name, MOUNT), "spec": {"selector": {"app": "theirs"}, "ports": [HTTP]}}
     before = await world.physical.create(SERVICES, foreign)
     await add_service(world.virtual, "10.1.0.1")
@@ -223,7 +223,7 @@ async def test_safety_rule_1_foreign_service_keeps_its_name() -> None:
 
 @in_virtual_time
 async def test_copy_of_twin_under_another_name_is_deleted() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
+    world = await new_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(1)
@@ -237,7 +237,7 @@ async def test_copy_of_twin_under_another_name_is_deleted() -> None:
 
 @in_virtual_time
 async def test_twin_with_forged_source_is_recreated() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
+    world = await new_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(1)
@@ -254,12 +254,12 @@ async def test_twin_with_forged_source_is_recreated() -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_service_missing_in_cache_stays() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
+    world = await new_world(serviceNamespaces=["team-a"])
     async with world.syncer():
         await asyncio.sleep(1)
         world.up.api.freeze()
-        await world.virtual.create(SERVICES, a_service())
-        created = await world.physical.create(SERVICES, twin_service(a_service(), await the_binding(world)))
+        await world.virtual.create(SERVICES, new_service())
+        created = await world.physical.create(SERVICES, twin_service(new_service(), await the_binding(world)))
         await asyncio.sleep(10)
         assert [uid_of(each) for each in await physical_objects(world)] == [uid_of(created)]
         await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
@@ -273,7 +273,7 @@ async def test_safety_rule_2_service_missing_in_cache_stays() -> None:
 
 @in_virtual_time
 async def test_pods_of_listed_namespaces_resolve_services() -> None:
-    world = await a_world(serviceNamespaces=["team-a", "team-b"])
+    world = await new_world(serviceNamespaces=["team-a", "team-b"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         address = await wait_for_address(world)
@@ -294,7 +294,7 @@ async def test_pods_of_listed_namespaces_resolve_services() -> None:
 
 @in_virtual_time
 async def test_pod_waits_ten_seconds_for_other_namespaces() -> None:
-    world = await a_world(serviceNamespaces=["default", "team-a"])
+    world = await new_world(serviceNamespaces=["default", "team-a"])
     world.down.rejection = unavailable
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
@@ -312,7 +312,7 @@ async def test_large_namespace_leaves_aliases_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tapestry.syncer.topdown.services.MAX_ALIASES", 5)
-    world = await a_world(serviceNamespaces=["a", "b", "default"])
+    world = await new_world(serviceNamespaces=["a", "b", "default"])
     for number in range(6):
         await add_service(world.virtual, "10.1.0.1", name=f"many-{number}", namespace="a")
     await add_service(world.virtual, "10.1.0.1", name="few", namespace="b")
@@ -331,7 +331,7 @@ def unavailable(request: Request) -> ApiError | None:
 
 @in_virtual_time
 async def test_pod_waits_for_services_of_its_namespace() -> None:
-    world = await a_world(serviceNamespaces=["default"])
+    world = await new_world(serviceNamespaces=["default"])
     world.down.rejection = unavailable
     await add_service(world.virtual, "10.1.0.1", namespace="default")
     async with world.syncer():
@@ -351,7 +351,7 @@ def quota(request: Request) -> ApiError | None:
 
 @in_virtual_time
 async def test_rejected_service_blocks_no_pod() -> None:
-    world = await a_world(serviceNamespaces=["default"])
+    world = await new_world(serviceNamespaces=["default"])
     world.down.rejection = quota
     await add_service(world.virtual, "10.1.0.1", namespace="default")
     async with world.syncer():
@@ -365,7 +365,7 @@ async def test_rejected_service_blocks_no_pod() -> None:
 
 @in_virtual_time
 async def test_waiting_pod_continues_when_service_is_rejected() -> None:
-    world = await a_world(serviceNamespaces=["default"])
+    world = await new_world(serviceNamespaces=["default"])
     world.down.rejection = unavailable
     await add_service(world.virtual, "10.1.0.1", namespace="default")
     async with world.syncer():
@@ -378,7 +378,7 @@ async def test_waiting_pod_continues_when_service_is_rejected() -> None:
 
 @in_virtual_time
 async def test_pods_wait_until_services_are_known() -> None:
-    world = await a_world(serviceNamespaces=["team-a"])
+    world = await new_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer() as parts, asyncio.TaskGroup() as group:
         await wait_for_address(world)
@@ -440,13 +440,13 @@ async def service_is_created_changed_and_deleted(virtual: Client, physical: Clie
     await wait_for_address(world, timeout=A_DAY)
     await wait_for_address(world, "bank", "team-b", timeout=A_DAY)
     await virtual.patch(
-        ENDPOINT_SLICES, object_named("shop-1", "team-a"), {"endpoints": a_slice("10.1.0.2")["endpoints"]}
+        ENDPOINT_SLICES, object_named("shop-1", "team-a"), {"endpoints": new_slice("10.1.0.2")["endpoints"]}
     )
     await virtual.patch(SERVICES, object_named("shop", "team-a"), {"spec": {"ports": [{**HTTP, "port": 81}]}})
     await asyncio.sleep(ENOUGH)
     await virtual.delete(ENDPOINT_SLICES, object_named("shop-1", "team-a"))
     await virtual.delete(SERVICES, object_named("bank", "team-b"))
-    await virtual.create(ENDPOINT_SLICES, a_slice("10.1.0.3", name="shop-2"))
+    await virtual.create(ENDPOINT_SLICES, new_slice("10.1.0.3", name="shop-2"))
     await asyncio.sleep(ENOUGH)
     assert addresses(await physical_objects(world, ENDPOINT_SLICES)) == ["10.1.0.3"]
     [service] = await physical_objects(world)

@@ -53,7 +53,7 @@ class Namespaces:
                 task.cancel()
 
 
-def a_pod(name: str, namespace: str, phase: str = "Running") -> Object:
+def new_pod(name: str, namespace: str, phase: str = "Running") -> Object:
     return {**object_named(name, namespace), "status": {"phase": phase}}
 
 
@@ -64,7 +64,7 @@ async def test_namespace_is_synced_after_its_first_pod() -> None:
     async with world.running():
         assert await world.reconcile("shop") is None
         assert not world.sources.is_synced("configmaps/shop/settings")
-        world.add_pod(a_pod("web", "shop"))
+        world.add_pod(new_pod("web", "shop"))
         assert await world.reconcile("shop") is None
         assert world.sources.is_synced("configmaps/shop/settings")
         assert world.sources.get("configmaps/shop/settings") is not None
@@ -77,7 +77,7 @@ async def test_namespace_is_synced_after_its_first_pod() -> None:
 @in_virtual_time
 async def test_changes_of_sources_are_reported() -> None:
     world = Namespaces()
-    world.add_pod(a_pod("web", "shop"))
+    world.add_pod(new_pod("web", "shop"))
     async with world.running():
         await world.reconcile("shop")
         await world.add("shop", "settings")
@@ -92,15 +92,15 @@ async def test_changes_of_sources_are_reported() -> None:
 @in_virtual_time
 async def test_namespace_is_watched_after_its_last_pod() -> None:
     world = Namespaces()
-    world.add_pod(a_pod("web", "shop"))
+    world.add_pod(new_pod("web", "shop"))
     async with world.running():
         await world.reconcile("shop")
-        world.add_pod(a_pod("web", "shop", "Succeeded"))
+        world.add_pod(new_pod("web", "shop", "Succeeded"))
         assert await world.reconcile("shop") == IDLE_TIMEOUT.total_seconds()
         await asyncio.sleep(IDLE_TIMEOUT.total_seconds() / 2)
-        world.add_pod(a_pod("next", "shop"))
+        world.add_pod(new_pod("next", "shop"))
         assert await world.reconcile("shop") is None
-        world.pods.remove(key_of(a_pod("next", "shop")))
+        world.pods.remove(key_of(new_pod("next", "shop")))
         await world.reconcile("shop")
         await asyncio.sleep(IDLE_TIMEOUT.total_seconds())
         assert await world.reconcile("shop") is None
@@ -113,7 +113,7 @@ async def test_namespace_is_watched_after_its_last_pod() -> None:
 @in_virtual_time
 async def test_system_pods_watch_nothing() -> None:
     world = Namespaces()
-    world.add_pod(a_pod("proxy", "kube-system"))
+    world.add_pod(new_pod("proxy", "kube-system"))
     async with world.running():
         assert await world.reconcile("kube-system") is None
         assert not world.sources.is_synced("configmaps/kube-system/proxy")

@@ -10,14 +10,14 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import object_named
 from tapestry.kube.resources import CONFIGMAPS, SECRETS
 
-from ..world import MAPPED, World, a_world, forbidden
+from ..world import MAPPED, World, forbidden, new_world
 from .test_copies import add, change, config, copies, edit, secret
 
 OPTED_IN = {"annotations": {keys.SYNC_BACK: "true"}}
 ALLOWED = {"syncBack": {"namespaces": ["default"]}}
 
 
-async def a_running_pod(world: World, **metadata: Any) -> None:
+async def new_running_pod(world: World, **metadata: Any) -> None:
     """Run a pod whose ConfigMap and Secret are copied."""
     settings = await add(world, CONFIGMAPS, "settings", data={"a": "1", "b": "2"})
     password = await add(world, SECRETS, "password", data={"p": "AAAA"})
@@ -40,9 +40,9 @@ async def copy_data(world: World) -> tuple[Any, Any]:
 
 @in_virtual_time
 async def test_changes_are_written_back_if_both_allow() -> None:
-    world = await a_world(**ALLOWED)
+    world = await new_world(**ALLOWED)
     async with world.syncer():
-        await a_running_pod(world, **OPTED_IN)
+        await new_running_pod(world, **OPTED_IN)
         await edit(world, CONFIGMAPS, "settings", data={"a": "changed", "b": None, "added": "x"})
         await edit(world, SECRETS, "password", data={"p": "AAEC"})
         await asyncio.sleep(5)
@@ -57,9 +57,9 @@ async def test_changes_are_written_back_if_both_allow() -> None:
 )
 @in_virtual_time
 async def test_changes_stay_unless_both_sides_allow(spec: Any, metadata: Any) -> None:
-    world = await a_world(**spec)
+    world = await new_world(**spec)
     async with world.syncer():
-        await a_running_pod(world, **metadata)
+        await new_running_pod(world, **metadata)
         await edit(world, CONFIGMAPS, "settings", data={"a": "changed"})
         await edit(world, SECRETS, "password", data={"p": "AAEC"})
         await asyncio.sleep(5)
@@ -70,9 +70,9 @@ async def test_changes_stay_unless_both_sides_allow(spec: Any, metadata: Any) ->
 
 @in_virtual_time
 async def test_tenant_wins_if_both_sides_changed() -> None:
-    world = await a_world(**ALLOWED)
+    world = await new_world(**ALLOWED)
     async with world.syncer():
-        await a_running_pod(world, **OPTED_IN)
+        await new_running_pod(world, **OPTED_IN)
         world.down.cut()
         await edit(world, CONFIGMAPS, "settings", data={"a": "owner"})
         await change(world, CONFIGMAPS, "settings", data={"a": "tenant"})
@@ -85,9 +85,9 @@ async def test_tenant_wins_if_both_sides_changed() -> None:
 
 @in_virtual_time
 async def test_missing_permission_event_names_the_remedy() -> None:
-    world = await a_world(**ALLOWED)
+    world = await new_world(**ALLOWED)
     async with world.syncer():
-        await a_running_pod(world, **OPTED_IN)
+        await new_running_pod(world, **OPTED_IN)
         world.up.rejection = lambda request: (
             forbidden("no") if request.method == "PATCH" and "configmaps" in request.path else None
         )
@@ -100,9 +100,9 @@ async def test_missing_permission_event_names_the_remedy() -> None:
 
 @in_virtual_time
 async def test_immutable_source_is_never_changed() -> None:
-    world = await a_world(**ALLOWED)
+    world = await new_world(**ALLOWED)
     async with world.syncer():
-        await a_running_pod(world, **OPTED_IN)
+        await new_running_pod(world, **OPTED_IN)
         await world.virtual.patch(CONFIGMAPS, object_named("settings", "default"), {"immutable": True})
         await asyncio.sleep(5)
         copy = (await copies(world))["settings"]
@@ -114,9 +114,9 @@ async def test_immutable_source_is_never_changed() -> None:
 
 @in_virtual_time
 async def test_frequent_copy_changes_cause_few_writes() -> None:
-    world = await a_world(**ALLOWED)
+    world = await new_world(**ALLOWED)
     async with world.syncer():
-        await a_running_pod(world, **OPTED_IN)
+        await new_running_pod(world, **OPTED_IN)
         world.up.requests.clear()
         for number in range(600):
             await edit(world, CONFIGMAPS, "settings", data={"a": str(number)})

@@ -15,7 +15,7 @@ from tapestry.kube.objects import Object, annotations_of, name_of, object_named,
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import timestamp
 
-from ..world import MAPPED, MOUNT, World, a_world, forbidden, has_condition, phase, rejecting
+from ..world import MAPPED, MOUNT, World, forbidden, has_condition, new_world, phase, rejecting
 
 A_WHILE = 5.0
 
@@ -26,8 +26,8 @@ def api_access(seconds: int = 3600, audience: str = "", name: str = "kube-api-ac
     return {"name": name, "projected": {"sources": [{"serviceAccountToken": token}]}}
 
 
-async def a_world_with_accounts(*names: str, **spec: Any) -> World:
-    world = await a_world(**spec)
+async def new_world_with_accounts(*names: str, **spec: Any) -> World:
+    world = await new_world(**spec)
     for name in names or ("default",):
         await world.virtual.create(SERVICE_ACCOUNTS, object_named(name, "default"))
     return world
@@ -53,7 +53,7 @@ def token_requests(world: World) -> Sequence[Object]:
 
 @in_virtual_time
 async def test_pod_gets_bound_tokens_in_one_secret() -> None:
-    world = await a_world_with_accounts("robot")
+    world = await new_world_with_accounts("robot")
     async with world.syncer():
         volumes = [api_access(3607), api_access(7200, "vault", "vault")]
         pod = await world.add_pod(serviceAccountName="robot", volumes=volumes)
@@ -75,7 +75,7 @@ async def test_pod_gets_bound_tokens_in_one_secret() -> None:
 
 @in_virtual_time
 async def test_token_takes_one_request_and_one_write() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     await world.virtual.create(CONFIGMAPS, {**object_named("kube-root-ca.crt", "default"), "data": {"ca.crt": "x"}})
     async with world.syncer():
         await world.add_pod("warm-up", volumes=[{"name": "ca", "configMap": {"name": "kube-root-ca.crt"}}])
@@ -99,7 +99,7 @@ async def test_token_takes_one_request_and_one_write() -> None:
 
 @in_virtual_time
 async def test_tokens_are_renewed_after_80_percent() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access(600)])
         await world.wait_for_pod(MAPPED)
@@ -118,7 +118,7 @@ async def test_tokens_are_renewed_after_80_percent() -> None:
 
 @in_virtual_time
 async def test_new_leader_issues_nothing_early() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access(600)])
         await world.wait_for_pod(MAPPED)
@@ -133,7 +133,7 @@ async def test_new_leader_issues_nothing_early() -> None:
 
 @in_virtual_time
 async def test_late_syncer_issues_at_once() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access(600)])
         await world.wait_for_pod(MAPPED)
@@ -146,7 +146,7 @@ async def test_late_syncer_issues_at_once() -> None:
 
 @in_virtual_time
 async def test_tokens_are_deleted_with_their_pod() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         for name in ("deleted", "done", "stays"):
             await world.add_pod(name, volumes=[api_access()])
@@ -164,7 +164,7 @@ async def test_tokens_are_deleted_with_their_pod() -> None:
 
 @in_virtual_time
 async def test_tokens_of_pod_deleted_during_downtime_are_deleted() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access()])
         await world.wait_for_pod(MAPPED)
@@ -176,7 +176,7 @@ async def test_tokens_of_pod_deleted_during_downtime_are_deleted() -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_pod_is_read_before_token_deletion() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access()])
         await world.wait_for_pod(MAPPED)
@@ -195,7 +195,7 @@ async def test_safety_rule_2_pod_is_read_before_token_deletion() -> None:
 
 @in_virtual_time
 async def test_recreated_pod_gets_its_own_tokens() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access()])
         await world.wait_for_pod(MAPPED)
@@ -212,7 +212,7 @@ async def test_recreated_pod_gets_its_own_tokens() -> None:
 
 @in_virtual_time
 async def test_pod_waits_for_its_service_account() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         await world.add_pod(serviceAccountName="late", volumes=[api_access()])
         pod = await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ServiceAccountMissing"))
@@ -226,7 +226,7 @@ async def test_pod_waits_for_its_service_account() -> None:
 
 @in_virtual_time
 async def test_rejected_token_is_reported() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         world.up.rejection = rejecting("POST", "/serviceaccounts/default/token", forbidden("no tokens today"))
         await world.add_pod(volumes=[api_access()])
@@ -237,7 +237,7 @@ async def test_rejected_token_is_reported() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_foreign_secret_keeps_its_name() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     cluster = virtual_cluster_label(uid_of(await world.virtual.get(NAMESPACES, "kube-system")))
     async with world.syncer() as parts:
         name = tokens_secret_name(cluster, parts.identity.binding_uid, "default", "work")
@@ -252,7 +252,7 @@ async def test_safety_rule_1_foreign_secret_keeps_its_name() -> None:
 
 @in_virtual_time
 async def test_tokens_are_issued_at_most_once_a_minute() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access()])
         await world.wait_for_pod(MAPPED)
@@ -271,7 +271,7 @@ async def test_tokens_are_issued_at_most_once_a_minute() -> None:
 
 @in_virtual_time
 async def test_unreadable_renewal_is_due() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access()])
         await world.wait_for_pod(MAPPED)
@@ -286,7 +286,7 @@ async def test_unreadable_renewal_is_due() -> None:
 
 @in_virtual_time
 async def test_undeliverable_token_is_not_issued() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer(silence_seconds=20):
         await world.add_pod(volumes=[api_access(600)])
         await world.wait_for_pod(MAPPED)
@@ -303,7 +303,7 @@ async def test_undeliverable_token_is_not_issued() -> None:
 
 @in_virtual_time
 async def test_rejected_pod_gets_no_token() -> None:
-    world = await a_world_with_accounts()
+    world = await new_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access(), {"name": "host", "hostPath": {"path": "/"}}])
         await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))

@@ -23,7 +23,7 @@ from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.topdown.volumes import PENDING_SECONDS
 from tapestry.syncer.translate.volumes import name_in_physical, twin_claim
 
-from ..world import A_DAY, MOUNT, SERVED, Clusters, World, a_world, accept_all, has_condition, phase, rejecting
+from ..world import A_DAY, MOUNT, SERVED, Clusters, World, accept_all, has_condition, new_world, phase, rejecting
 
 DISKS = {"drivers": ["disk.example"], "volumeHandles": ["vol-*"]}
 MOUNTED = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
@@ -53,9 +53,9 @@ async def add_claim(virtual: Client, name: str = "data", *, source: Object | Non
     return await virtual.patch(PERSISTENT_VOLUME_CLAIMS, claim, status, subresource="status")
 
 
-async def a_world_with_a_claim() -> World:
+async def new_world_with_a_claim() -> World:
     """Return clusters whose binding allows disks, with the claim `data`."""
-    world = await a_world(allowedVolumes=DISKS)
+    world = await new_world(allowedVolumes=DISKS)
     await add_claim(world.virtual)
     return world
 
@@ -99,7 +99,7 @@ async def mapped(world: Clusters) -> tuple[str, str, str]:
 
 @in_virtual_time
 async def test_volume_claim_and_pod_are_created_in_order() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         twin = await mount(world)
         [claim], [volume] = await claims(world), await volumes(world)
@@ -116,7 +116,7 @@ async def test_volume_claim_and_pod_are_created_in_order() -> None:
 
 @in_virtual_time
 async def test_claim_and_volume_are_deleted_after_last_pod() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         for name in ("one", "two"):
             await mount(world, name)
@@ -135,7 +135,7 @@ async def test_claim_and_volume_are_deleted_after_last_pod() -> None:
 
 @in_virtual_time
 async def test_ended_pod_needs_no_claim() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world)
         await world.end()
@@ -146,7 +146,7 @@ async def test_ended_pod_needs_no_claim() -> None:
 
 @in_virtual_time
 async def test_unused_twins_are_deleted_after_downtime() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world)
     await world.delete_pod(grace=0)
@@ -157,7 +157,7 @@ async def test_unused_twins_are_deleted_after_downtime() -> None:
 
 @in_virtual_time
 async def test_claim_without_volume_is_deleted_too() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world)
     await world.delete_pod(grace=0)
@@ -170,7 +170,7 @@ async def test_claim_without_volume_is_deleted_too() -> None:
 
 @in_virtual_time
 async def test_pods_on_other_nodes_keep_no_twins() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await world.add_pod("elsewhere", node="vnode-east-2-n1", volumes=MOUNTED)  # belongs to the binding east-2
         await mount(world)
@@ -182,7 +182,7 @@ async def test_pods_on_other_nodes_keep_no_twins() -> None:
 
 @in_virtual_time
 async def test_unbinding_removes_all_volumes() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world)
         await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
@@ -192,7 +192,7 @@ async def test_unbinding_removes_all_volumes() -> None:
 
 @in_virtual_time
 async def test_recreated_claim_and_volume_get_new_twins() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world, "before")
         [before] = await claims(world)
@@ -206,7 +206,7 @@ async def test_recreated_claim_and_volume_get_new_twins() -> None:
 
 @in_virtual_time
 async def test_volume_is_rebound_after_twin_claim_deletion() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world, "before")
         [claim], [volume] = await claims(world), await volumes(world)
@@ -219,7 +219,7 @@ async def test_volume_is_rebound_after_twin_claim_deletion() -> None:
 
 @in_virtual_time
 async def test_unchanged_volumes_cause_no_write() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world)
         annotation = {"metadata": {"annotations": {"a": "b"}}}
@@ -235,7 +235,7 @@ async def test_unchanged_volumes_cause_no_write() -> None:
 
 @in_virtual_time
 async def test_without_drivers_nothing_is_synced_or_requested() -> None:
-    world = await a_world()
+    world = await new_world()
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
@@ -247,7 +247,7 @@ async def test_without_drivers_nothing_is_synced_or_requested() -> None:
 
 @in_virtual_time
 async def test_disallowed_volume_is_rejected_with_reason() -> None:
-    world = await a_world(allowedVolumes={**DISKS, "drivers": ["other.example"]})
+    world = await new_world(allowedVolumes={**DISKS, "drivers": ["other.example"]})
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
@@ -259,7 +259,7 @@ async def test_disallowed_volume_is_rejected_with_reason() -> None:
 
 @in_virtual_time
 async def test_disallowed_handle_is_not_synced() -> None:
-    world = await a_world(allowedVolumes={"drivers": ["disk.example"]})
+    world = await new_world(allowedVolumes={"drivers": ["disk.example"]})
     await add_claim(world.virtual, volumeHandle="the-owners-data")
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
@@ -272,7 +272,7 @@ async def test_disallowed_handle_is_not_synced() -> None:
 
 @in_virtual_time
 async def test_pod_waits_while_owner_policy_rejects_volume() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     denial = "persistentvolumes is forbidden: ValidatingAdmissionPolicy 'x' with binding 'x' denied request: no"
     world.down.rejection = rejecting(
         "POST", "/persistentvolumes", Invalid(422, "Invalid", denial, details={"causes": [{"message": denial}]})
@@ -291,7 +291,7 @@ async def test_pod_waits_while_owner_policy_rejects_volume() -> None:
 @pytest.mark.parametrize("level", ["baseline", "privileged"])
 @in_virtual_time
 async def test_safety_rule_6_host_path_is_never_synced(level: str) -> None:
-    world = await a_world(allowedVolumes=DISKS, podSecurity=level)
+    world = await new_world(allowedVolumes=DISKS, podSecurity=level)
     await add_claim(world.virtual, source={"hostPath": {"path": "/etc"}})
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
@@ -302,7 +302,7 @@ async def test_safety_rule_6_host_path_is_never_synced(level: str) -> None:
 
 @in_virtual_time
 async def test_pod_waits_for_bound_claim() -> None:
-    world = await a_world(allowedVolumes=DISKS)
+    world = await new_world(allowedVolumes=DISKS)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
@@ -319,7 +319,7 @@ async def test_pod_waits_for_bound_claim() -> None:
 
 @in_virtual_time
 async def test_impossible_claim_is_missing() -> None:
-    world = await a_world(allowedVolumes=DISKS)
+    world = await new_world(allowedVolumes=DISKS)
     async with world.syncer():
         await world.add_pod(volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "../../secrets/x"}}])
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
@@ -327,7 +327,7 @@ async def test_impossible_claim_is_missing() -> None:
 
 @in_virtual_time
 async def test_safety_rule_1_foreign_volume_keeps_its_name() -> None:
-    world = await a_world(allowedVolumes=DISKS)
+    world = await new_world(allowedVolumes=DISKS)
     name = name_in_physical(await the_binding(world), "", "pv-data")
     spec = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}}
     foreign = await world.physical.create(PERSISTENT_VOLUMES, {**object_named(name), "spec": spec})
@@ -342,7 +342,7 @@ async def test_safety_rule_1_foreign_volume_keeps_its_name() -> None:
 
 @in_virtual_time
 async def test_safety_rule_2_pods_are_listed_before_claim_deletion() -> None:
-    world = await a_world(allowedVolumes=DISKS)
+    world = await new_world(allowedVolumes=DISKS)
     claim = await add_claim(world.virtual)
     async with world.syncer():
         await asyncio.sleep(5)
@@ -360,7 +360,7 @@ async def test_safety_rule_2_pods_are_listed_before_claim_deletion() -> None:
 
 @in_virtual_time
 async def test_deleting_claim_is_unusable_before_cache_shows_it() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world, "before")
         await world.end(name="before")
@@ -381,7 +381,7 @@ async def test_deleting_claim_is_unusable_before_cache_shows_it() -> None:
 
 @in_virtual_time
 async def test_volume_secret_is_copied_and_deleted_with_it() -> None:
-    world = await a_world(allowedVolumes=DISKS)
+    world = await new_world(allowedVolumes=DISKS)
     await world.virtual.create(SECRETS, {**object_named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
     async with world.syncer():
@@ -401,7 +401,7 @@ async def test_volume_secret_is_copied_and_deleted_with_it() -> None:
 
 @in_virtual_time
 async def test_secret_stays_while_its_volume_exists() -> None:
-    world = await a_world(allowedVolumes=DISKS)
+    world = await new_world(allowedVolumes=DISKS)
     await world.virtual.create(SECRETS, {**object_named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
     async with world.syncer():
@@ -421,7 +421,7 @@ async def test_secret_stays_while_its_volume_exists() -> None:
 
 @in_virtual_time
 async def test_pod_waits_for_volume_secret() -> None:
-    world = await a_world(allowedVolumes=DISKS)
+    world = await new_world(allowedVolumes=DISKS)
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
@@ -434,7 +434,7 @@ async def test_pod_waits_for_volume_secret() -> None:
 
 @in_virtual_time
 async def test_safety_rule_7_secret_of_other_namespace_is_not_copied() -> None:
-    world = await a_world(allowedVolumes=DISKS)
+    world = await new_world(allowedVolumes=DISKS)
     await world.virtual.create(SECRETS, {**object_named("key", "kube-system"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef={**KEY, "namespace": "kube-system"})
     async with world.syncer():
@@ -468,7 +468,7 @@ async def expand_file_system(world: Clusters, timeout: float = 60) -> None:
 
 @in_virtual_time
 async def test_volume_expansion_is_synced_and_reported() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world)
         await expand_volume(world.virtual)
@@ -483,7 +483,7 @@ async def test_volume_expansion_is_synced_and_reported() -> None:
 
 @in_virtual_time
 async def test_failed_expansion_is_reported() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world)
         await expand_volume(world.virtual)
@@ -509,7 +509,7 @@ async def reasons_of_events(world: Clusters, kind: str) -> set[str]:
 
 @in_virtual_time
 async def test_lost_twin_is_reported_until_bound() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world)
         await set_twin_status(world, phase="Lost")
@@ -529,7 +529,7 @@ def lacks_volumes_condition(pod: Object | None) -> bool:
 
 @in_virtual_time
 async def test_pending_twin_is_reported_after_a_while() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world)
         await set_twin_status(world, phase="Pending")
@@ -540,7 +540,7 @@ async def test_pending_twin_is_reported_after_a_while() -> None:
 
 @in_virtual_time
 async def test_changed_volume_lets_waiting_pod_run() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     unbound = {"spec": {"claimRef": {"uid": "other"}}}
     await world.virtual.patch(PERSISTENT_VOLUMES, object_named("pv-data"), unbound)
     async with world.syncer():
@@ -554,7 +554,7 @@ async def test_changed_volume_lets_waiting_pod_run() -> None:
 
 @in_virtual_time
 async def test_events_about_twin_claims_are_forwarded() -> None:
-    world = await a_world_with_a_claim()
+    world = await new_world_with_a_claim()
     async with world.syncer():
         await mount(world)
         await asyncio.sleep(5)

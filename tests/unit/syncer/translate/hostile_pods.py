@@ -20,7 +20,7 @@ BINDING = binding_of(
 )
 
 
-def a_pod(metadata: Object | None = None, container: Object | None = None, **spec: Any) -> Object:
+def new_pod(metadata: Object | None = None, container: Object | None = None, **spec: Any) -> Object:
     """Return a pod that is allowed at every level, apart from the given fields."""
     strict = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
@@ -28,19 +28,19 @@ def a_pod(metadata: Object | None = None, container: Object | None = None, **spe
         "spec": {
             "nodeName": "vnode-east-n1",
             "securityContext": strict,
-            "containers": [a_container(**(container or {}))],
+            "containers": [new_container(**(container or {}))],
             **spec,
         },
     }
 
 
-def a_container(name: str = "app", context: Object | None = None, **fields: Any) -> Object:
+def new_container(name: str = "app", context: Object | None = None, **fields: Any) -> Object:
     strict = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return {"name": name, "image": "app:1", "securityContext": {**strict, **(context or {})}, **fields}
 
 
 def with_volume(**source: Any) -> Object:
-    return a_pod(volumes=[{"name": "v", **source}])
+    return new_pod(volumes=[{"name": "v", **source}])
 
 
 def with_projection(**source: Any) -> Object:
@@ -48,14 +48,14 @@ def with_projection(**source: Any) -> Object:
 
 
 def with_variable(**source: Any) -> Object:
-    return a_pod(container={"env": [{"name": "A", "valueFrom": source}]})
+    return new_pod(container={"env": [{"name": "A", "valueFrom": source}]})
 
 
 def everywhere(name: str, **container: Any) -> Iterator[tuple[str, Object]]:
     """Return such a container in each container list of a pod."""
     for field in ("initContainers", "containers", "ephemeralContainers"):
-        yield f"{name} in {field}", a_pod(**{field: [a_container(**container)]})
-    yield f"{name} in a sidecar", a_pod(initContainers=[a_container(restartPolicy="Always", **container)])
+        yield f"{name} in {field}", new_pod(**{field: [new_container(**container)]})
+    yield f"{name} in a sidecar", new_pod(initContainers=[new_container(restartPolicy="Always", **container)])
 
 
 # -- techniques
@@ -81,24 +81,24 @@ PLACES: dict[str, Callable[..., Object]] = {
         configMapKeyRef={"name": name, "key": "k", **more}
     ),
     "a variable out of a Secret": lambda name, **more: with_variable(secretKeyRef={"name": name, "key": "k", **more}),
-    "variables out of a ConfigMap": lambda name, **more: a_pod(
+    "variables out of a ConfigMap": lambda name, **more: new_pod(
         container={"envFrom": [{"configMapRef": {"name": name, **more}}]}
     ),
-    "variables out of a Secret": lambda name, **more: a_pod(
+    "variables out of a Secret": lambda name, **more: new_pod(
         container={"envFrom": [{"secretRef": {"name": name, **more}}]}
     ),
-    "variables of an init container": lambda name, **more: a_pod(
-        initContainers=[a_container("i", envFrom=[{"secretRef": {"name": name, **more}}])]
+    "variables of an init container": lambda name, **more: new_pod(
+        initContainers=[new_container("i", envFrom=[{"secretRef": {"name": name, **more}}])]
     ),
-    "variables of an ephemeral container": lambda name, **more: a_pod(
-        ephemeralContainers=[a_container("e", envFrom=[{"secretRef": {"name": name, **more}}])]
+    "variables of an ephemeral container": lambda name, **more: new_pod(
+        ephemeralContainers=[new_container("e", envFrom=[{"secretRef": {"name": name, **more}}])]
     ),
     "a ConfigMap's volume": lambda name, **more: with_volume(configMap={"name": name, **more}),
     "a Secret's volume": lambda name, **more: with_volume(secret={"secretName": name, **more}),
     "a projected ConfigMap": lambda name, **more: with_projection(configMap={"name": name, **more}),
     "a projected Secret": lambda name, **more: with_projection(secret={"name": name, **more}),
     "a claim": lambda name, **more: with_volume(persistentVolumeClaim={"claimName": name, **more}),
-    "a pull secret": lambda name, **more: a_pod(imagePullSecrets=[{"name": name, **more}]),
+    "a pull secret": lambda name, **more: new_pod(imagePullSecrets=[{"name": name, **more}]),
 }
 
 
@@ -136,13 +136,13 @@ OWNERS_KEYS = {
 def forged_metadata() -> Iterator[tuple[str, Object]]:
     ours = [value for value in vars(keys).values() if isinstance(value, str) and value.startswith(keys.PREFIX)]
     for key in (*ours, "tapestry.io/anything"):
-        yield f"label {key}", a_pod({"labels": {key: "forged"}})
-        yield f"annotation {key}", a_pod({"annotations": {key: "kube-system"}})
+        yield f"label {key}", new_pod({"labels": {key: "forged"}})
+        yield f"annotation {key}", new_pod({"annotations": {key: "kube-system"}})
     for key in ("mirror", "source", "hash", "seen", "anything"):
-        yield f"annotation of kubelets: {key}", a_pod({"annotations": {f"kubernetes.io/config.{key}": "file"}})
+        yield f"annotation of kubelets: {key}", new_pod({"annotations": {f"kubernetes.io/config.{key}": "file"}})
     for key, value in OWNERS_KEYS.items():
-        yield f"label {key}", a_pod({"labels": {key: value}})
-        yield f"annotation {key}", a_pod({"annotations": {key: value}})
+        yield f"label {key}", new_pod({"labels": {key: value}})
+        yield f"annotation {key}", new_pod({"annotations": {key: value}})
     for field, value in {
         "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u", "controller": True}],
         "finalizers": ["example.com/never"],
@@ -156,18 +156,18 @@ def forged_metadata() -> Iterator[tuple[str, Object]]:
         "clusterName": "owner",
         "generation": 7,
     }.items():
-        yield f"metadata.{field}", a_pod({field: value})
+        yield f"metadata.{field}", new_pod({field: value})
     owner = {"apiVersion": "apps/v1", "kind": "../../Node", "name": "x" * 300, "uid": "u", "controller": True}
-    yield "a workload with a strange name", a_pod({"ownerReferences": [owner]})
-    yield "a namespace with a way up", a_pod({"namespace": "../kube-system"})
-    yield "a name with a way up", a_pod({"name": "../../namespaces/kube-system/pods/etcd"})
-    yield "a name of a mebibyte", a_pod({"name": "x" * 2**20})
+    yield "a workload with a strange name", new_pod({"ownerReferences": [owner]})
+    yield "a namespace with a way up", new_pod({"namespace": "../kube-system"})
+    yield "a name with a way up", new_pod({"name": "../../namespaces/kube-system/pods/etcd"})
+    yield "a name of a mebibyte", new_pod({"name": "x" * 2**20})
     path = "metadata.annotations['example.com/a']"
     env = [{"name": f"V{number}", "valueFrom": {"fieldRef": {"fieldPath": path}}} for number in range(1000)]
-    large = a_pod({"annotations": {"example.com/a": "x" * 2**18}}, containers=[a_container(env=env)])
+    large = new_pod({"annotations": {"example.com/a": "x" * 2**18}}, containers=[new_container(env=env)])
     yield "an annotation in a thousand variables", large
-    yield "a thousand labels", a_pod({"labels": {f"example.com/{number}": "x" for number in range(1000)}})
-    yield "an annotation of a mebibyte", a_pod({"annotations": {"example.com/a": "x" * 2**20}})
+    yield "a thousand labels", new_pod({"labels": {f"example.com/{number}": "x" for number in range(1000)}})
+    yield "an annotation of a mebibyte", new_pod({"annotations": {"example.com/a": "x" * 2**20}})
 
 
 SOURCES: dict[str, Any] = {
@@ -221,13 +221,13 @@ def host_volumes() -> Iterator[tuple[str, Object]]:
             f"projection {kind} behind a ConfigMap",
             with_projection(configMap={"name": "a"}, **{kind: {"name": "owner"}}),
         )
-    yield "a claim of devices", a_pod(resourceClaims=[{"name": "gpu", "resourceClaimName": "owner-gpu"}])
+    yield "a claim of devices", new_pod(resourceClaims=[{"name": "gpu", "resourceClaimName": "owner-gpu"}])
 
 
 def host_access() -> Iterator[tuple[str, Object]]:
     for field in ("hostNetwork", "hostPID", "hostIPC"):
         for value in (True, "true", 1):
-            yield f"{field}: {value!r}", a_pod(**{field: value})
+            yield f"{field}: {value!r}", new_pod(**{field: value})
     for value in (True, "true", 1):
         yield from everywhere(f"privileged: {value!r}", context={"privileged": value})
     for name in (
@@ -241,7 +241,7 @@ def host_access() -> Iterator[tuple[str, Object]]:
         "sys_admin",
         "BPF",
     ):
-        yield f"capability {name}", a_pod(container={"context": {"capabilities": {"add": [name], "drop": ["ALL"]}}})
+        yield f"capability {name}", new_pod(container={"context": {"capabilities": {"add": [name], "drop": ["ALL"]}}})
     yield from everywhere("capabilities", context={"capabilities": {"add": ["SYS_ADMIN"], "drop": ["ALL"]}})
     yield from everywhere("host port", ports=[{"containerPort": 80, "hostPort": 80}])
     yield from everywhere("host port of another type", ports=[{"containerPort": 80, "hostPort": "80"}])
@@ -256,16 +256,16 @@ def host_access() -> Iterator[tuple[str, Object]]:
     yield from everywhere("a field that is not there yet", context={"futureHostAccess": True})
     yield from everywhere("privileged, hardly to be seen", context={"privileged\u200b": True})
     for kind in ("seccompProfile", "appArmorProfile"):
-        yield f"the pod's {kind}", a_pod(securityContext={kind: {"type": "Unconfined"}})
-    yield "the pod's SELinux user", a_pod(securityContext={"seLinuxOptions": {"user": "system_u"}})
-    yield "the pod's SELinux role", a_pod(securityContext={"seLinuxOptions": {"role": "system_r"}})
+        yield f"the pod's {kind}", new_pod(securityContext={kind: {"type": "Unconfined"}})
+    yield "the pod's SELinux user", new_pod(securityContext={"seLinuxOptions": {"user": "system_u"}})
+    yield "the pod's SELinux role", new_pod(securityContext={"seLinuxOptions": {"role": "system_r"}})
     yield (
         "the pod as a process of the host",
-        a_pod(securityContext={"windowsOptions": {"hostProcess": True}}, hostNetwork=True),
+        new_pod(securityContext={"windowsOptions": {"hostProcess": True}}, hostNetwork=True),
     )
-    yield "a field of the pod's context that is not there yet", a_pod(securityContext={"futureHostAccess": True})
+    yield "a field of the pod's context that is not there yet", new_pod(securityContext={"futureHostAccess": True})
     annotation = "container.apparmor.security.beta.kubernetes.io/app"
-    yield "AppArmor by annotation", a_pod({"annotations": {annotation: "unconfined"}})
+    yield "AppArmor by annotation", new_pod({"annotations": {annotation: "unconfined"}})
     for name in (
         "kernel.core_pattern",
         "net.core.somaxconn",
@@ -273,16 +273,16 @@ def host_access() -> Iterator[tuple[str, Object]]:
         "net.ipv4.ip_forward",
         "kernel.shm_rmid_forced ",
     ):
-        yield f"sysctl {name}", a_pod(securityContext={"sysctls": [{"name": name, "value": "1"}]})
+        yield f"sysctl {name}", new_pod(securityContext={"sysctls": [{"name": name, "value": "1"}]})
     for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
         for handler in ("httpGet", "tcpSocket"):
             yield (
                 f"{probe} of another host by {handler}",
-                a_pod(container={probe: {handler: {"host": "169.254.169.254", "port": 80}}}),
+                new_pod(container={probe: {handler: {"host": "169.254.169.254", "port": 80}}}),
             )
     for hook in ("postStart", "preStop"):
         handler = {"httpGet": {"host": "169.254.169.254", "port": 80}}
-        yield f"{hook} at another host", a_pod(container={"lifecycle": {hook: handler}})
+        yield f"{hook} at another host", new_pod(container={"lifecycle": {hook: handler}})
 
 
 def priority_and_placement() -> Iterator[tuple[str, Object]]:
@@ -312,21 +312,24 @@ def priority_and_placement() -> Iterator[tuple[str, Object]]:
         "serviceAccount": "cluster-admin",
         "automountServiceAccountToken": True,
         "enableServiceLinks": True,
-        "ephemeralContainers": [a_container("e")],
+        "ephemeralContainers": [new_container("e")],
         "futureHostAccess": True,
         "workloadRef": {"name": "owner"},
         "hostNetwork\u200b": True,
         "HostNetwork": True,
     }.items():
-        yield f"spec.{field!a}", a_pod(**{field: value})
+        yield f"spec.{field!a}", new_pod(**{field: value})
     for key in ("node.kubernetes.io/unschedulable", keys.VNODE_TAINT, keys.WITHDRAWING_TAINT, "tapestry.io/anything"):
         for effect in ("NoSchedule", "NoExecute", None):
             toleration = {"key": key, "operator": "Exists", "effect": effect}
-            yield f"toleration of {key}, {effect}", a_pod(tolerations=[toleration])
+            yield f"toleration of {key}, {effect}", new_pod(tolerations=[toleration])
     for operator in ({"operator": "Exists"}, {"key": "", "operator": "Exists"}, {"key": "late", "operator": "Exists"}):
         for effect in ("NoSchedule", "NoExecute", None):
-            yield f"toleration {operator}, {effect}", a_pod(tolerations=[{**operator, "effect": effect}])
-    yield "many tolerations", a_pod(tolerations=[{"key": f"k{number}", "operator": "Exists"} for number in range(9999)])
+            yield f"toleration {operator}, {effect}", new_pod(tolerations=[{**operator, "effect": effect}])
+    yield (
+        "many tolerations",
+        new_pod(tolerations=[{"key": f"k{number}", "operator": "Exists"} for number in range(9999)]),
+    )
     yield (
         "a token for the owner's API server",
         with_projection(serviceAccountToken={"path": "t", "audience": "https://kubernetes.default.svc"}),
@@ -337,12 +340,12 @@ def priority_and_placement() -> Iterator[tuple[str, Object]]:
 def invalid_shapes() -> Iterator[tuple[str, Object]]:
     for field in ("volumes", "containers", "initContainers", "ephemeralContainers"):
         for value in ("text", 7, {"name": "v", "hostPath": {"path": "/"}}, [["nested"]], ["text"], [None], [7]):
-            yield f"spec.{field}: {value!r}", a_pod(**{field: value})
+            yield f"spec.{field}: {value!r}", new_pod(**{field: value})
     for value in ("privileged", 7, ["privileged"], [{"privileged": True}]):
-        yield f"securityContext: {value!r}", a_pod(securityContext=value)
+        yield f"securityContext: {value!r}", new_pod(securityContext=value)
         yield (
             f"a container's securityContext: {value!r}",
-            a_pod(containers=[{**a_container(), "securityContext": value}]),
+            new_pod(containers=[{**new_container(), "securityContext": value}]),
         )
         yield f"a hostPath that is {value!r}", with_volume(hostPath=value)
         yield f"a configMap that is {value!r}", with_volume(configMap=value)
@@ -350,9 +353,9 @@ def invalid_shapes() -> Iterator[tuple[str, Object]]:
     deep: Any = "end"
     for _ in range(400):
         deep = {"hostPath": {"path": "/"}, "inner": deep}
-    yield "deep in an unknown field", a_pod(future=deep)
+    yield "deep in an unknown field", new_pod(future=deep)
     yield "deep in a volume", with_volume(future=deep)
-    yield "ten thousand volumes", a_pod(volumes=[{"name": f"v{number}", "emptyDir": {}} for number in range(10_000)])
+    yield "ten thousand volumes", new_pod(volumes=[{"name": f"v{number}", "emptyDir": {}} for number in range(10_000)])
 
 
 FAMILIES = (

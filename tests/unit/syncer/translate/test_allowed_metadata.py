@@ -18,16 +18,16 @@ from tapestry.syncer.translate.metadata import source_metadata
 from tapestry.syncer.translate.pods import desired_twin, ephemeral_patch, new_twin, twin_patch, untranslatable_fields
 
 
-def a_binding(*allowed: str) -> Binding:
-    return binding_of({"metadata": {"name": "east", "uid": "5e1f"}, "spec": a_spec(*allowed)}, "a-virtual-cluster")
+def new_binding(*allowed: str) -> Binding:
+    return binding_of({"metadata": {"name": "east", "uid": "5e1f"}, "spec": new_spec(*allowed)}, "a-virtual-cluster")
 
 
-def a_spec(*allowed: str) -> Object:
+def new_spec(*allowed: str) -> Object:
     secret = {"name": "s", "namespace": "t"}
     return {"clusterID": "east", "mountNamespace": "m", "secretRef": secret, "allowedMetadata": list(allowed)}
 
 
-def a_pod(labels: Object | None = None, annotations: Object | None = None, **spec: Any) -> Object:
+def new_pod(labels: Object | None = None, annotations: Object | None = None, **spec: Any) -> Object:
     metadata = {"name": "web", "namespace": "ns", "uid": "u", "labels": labels or {}, "annotations": annotations or {}}
     return {"metadata": metadata, "spec": {"nodeName": "v", "containers": [{"name": "app", "image": "i"}], **spec}}
 
@@ -54,27 +54,27 @@ def reading(path: str) -> Object:
     ],
 )
 def test_only_listed_keys_are_copied(key: str, label: bool, annotation: bool) -> None:
-    pod, binding = a_pod({key: "v"}, {key: "v"}), a_binding()
+    pod, binding = new_pod({key: "v"}, {key: "v"}), new_binding()
     assert (key in copied_labels(pod, binding), key in copied_annotations(pod, binding)) == (label, annotation)
 
 
 def test_binding_allows_a_key_or_a_prefix() -> None:
     pairs = {"a.io/x": "1", "a.io/y": "1", "b.io/x": "1", "b.io/y": "1", "c.b.io/x": "1", "tapestry.io/x": "1"}
-    binding = a_binding("a.io/x", "b.io/*", "tapestry.io/*", "tapestry.io/x")
-    assert sorted(copied_labels(a_pod(pairs), binding)) == ["a.io/x", "b.io/x", "b.io/y"]
-    assert sorted(copied_annotations(a_pod({}, pairs), binding)) == ["a.io/x", "b.io/x", "b.io/y"]
+    binding = new_binding("a.io/x", "b.io/*", "tapestry.io/*", "tapestry.io/x")
+    assert sorted(copied_labels(new_pod(pairs), binding)) == ["a.io/x", "b.io/x", "b.io/y"]
+    assert sorted(copied_annotations(new_pod({}, pairs), binding)) == ["a.io/x", "b.io/x", "b.io/y"]
 
 
 @pytest.mark.parametrize("entry", ["", "*", "*/*", "/x", "a.io/", "a.io/x*", "a.io/x/y", "A.io/x", "app"])
 def test_invalid_entry_is_rejected(entry: str) -> None:
     with pytest.raises(InvalidSpec, match="allowedMetadata"):
-        decode_spec(CLUSTER_BINDING, {"spec": a_spec(entry)})
+        decode_spec(CLUSTER_BINDING, {"spec": new_spec(entry)})
 
 
 def test_uncopied_keys_are_named_up_to_a_limit() -> None:
     ours = {"tapestry.io/physical-pod-name": "x", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
-    pod = a_pod({"b.io/x": "1", "app": "w"}, {"b.io/x": "1", "a.io/x": "1", **ours})
-    assert uncopied_keys(pod, a_binding()) == ["a.io/x", "b.io/x"]
+    pod = new_pod({"b.io/x": "1", "app": "w"}, {"b.io/x": "1", "a.io/x": "1", **ours})
+    assert uncopied_keys(pod, new_binding()) == ["a.io/x", "b.io/x"]
     assert uncopied_message([f"a.io/{number}" for number in range(5000)]).endswith("a.io/9 and 4990 more")
 
 
@@ -100,33 +100,33 @@ def test_volume_with_uncopied_key_is_rejected(volume: Object, place: str, field:
             {"path": "all", "fieldRef": {"fieldPath": f"metadata.{field}s"}},
             {"path": "one", "fieldRef": {"fieldPath": path}},
         ]
-    pod = a_pod(volumes=[{"name": "v", **volume}])
-    [error] = untranslatable_fields(pod, a_binding())
+    pod = new_pod(volumes=[{"name": "v", **volume}])
+    [error] = untranslatable_fields(pod, new_binding())
     assert error.startswith(f"{place}: {field} a.io/x is not copied")
-    assert untranslatable_fields(pod, a_binding("a.io/x")) == []
+    assert untranslatable_fields(pod, new_binding("a.io/x")) == []
 
 
 def test_ephemeral_container_reads_uncopied_keys() -> None:
-    pod = a_pod({"a.io/x": "$(A)"}, ephemeralContainers=[reading("metadata.labels['a.io/x']")])
-    patch = ephemeral_patch({"spec": {}}, pod, a_binding())
+    pod = new_pod({"a.io/x": "$(A)"}, ephemeralContainers=[reading("metadata.labels['a.io/x']")])
+    patch = ephemeral_patch({"spec": {}}, pod, new_binding())
     assert patch is not None
     assert patch["spec"]["ephemeralContainers"][0]["env"] == [{"name": "V", "value": "$$(A)"}]
 
 
 def test_too_large_literal_values_are_rejected() -> None:
     path = "metadata.annotations['a.io/x']"
-    pod = a_pod({}, {"a.io/x": "x" * 60_000}, containers=[reading(path), reading(path), reading(path)])
-    [error] = untranslatable_fields(pod, a_binding())
+    pod = new_pod({}, {"a.io/x": "x" * 60_000}, containers=[reading(path), reading(path), reading(path)])
+    [error] = untranslatable_fields(pod, new_binding())
     assert error.startswith("spec.containers[2].env[0]: values of labels and annotations")
-    assert untranslatable_fields(pod, a_binding("a.io/*")) == []
+    assert untranslatable_fields(pod, new_binding("a.io/*")) == []
 
 
 def test_other_kinds_copy_no_metadata() -> None:
     pairs = {"app": "web", "a.io/x": "1", "tapestry.io/managed-by": "me"}
     source = {"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "ns", "labels": pairs, "annotations": pairs}}
     for metadata in (
-        source_metadata(source, a_binding("a.io/*")),
-        desired_copy(source, a_binding("a.io/*"))["metadata"],
+        source_metadata(source, new_binding("a.io/*")),
+        desired_copy(source, new_binding("a.io/*"))["metadata"],
     ):
         assert {
             key for field in ("labels", "annotations") for key in metadata[field] if "tapestry.io/" not in key
@@ -135,8 +135,8 @@ def test_other_kinds_copy_no_metadata() -> None:
 
 
 def test_disallowed_key_is_removed_from_twin() -> None:
-    pod = a_pod({"a.io/x": "1"})
-    before, after = new_twin(pod, a_binding("a.io/*"), "n1"), desired_twin(pod, a_binding(), "n1")
+    pod = new_pod({"a.io/x": "1"})
+    before, after = new_twin(pod, new_binding("a.io/*"), "n1"), desired_twin(pod, new_binding(), "n1")
     patch = twin_patch(before, after)
     assert patch is not None
     assert patch["metadata"]["labels"]["a.io/x"] is None

@@ -49,23 +49,23 @@ foreign_metadata = st.fixed_dictionaries(
 )
 
 
-def a_config_map(**content: Any) -> Object:
+def new_config_map(**content: Any) -> Object:
     metadata = {"name": "settings", "namespace": "shop", "uid": "u", "resourceVersion": "1"}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content}
 
 
-def a_secret(**content: Any) -> Object:
-    return {**a_config_map(**content), "kind": "Secret"}
+def new_secret(**content: Any) -> Object:
+    return {**new_config_map(**content), "kind": "Secret"}
 
 
-def a_pod() -> Object:
+def new_pod() -> Object:
     metadata = {"name": "web", "namespace": "shop", "uid": "pod-uid", "labels": {"app": "web"}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
 
 
 @given(contents)
 def test_copy_has_the_content_of_its_source(content: Object) -> None:
-    source = a_config_map(**content)
+    source = new_config_map(**content)
     copy = desired_copy(source, EAST)
     assert {field: copy.get(field) for field in ("data", "binaryData", "immutable") if copy.get(field)} == {
         field: value for field, value in content.items() if value
@@ -78,7 +78,7 @@ def test_copy_has_the_content_of_its_source(content: Object) -> None:
 
 @given(contents, contents)
 def test_different_contents_have_different_digests(one: Object, other: Object) -> None:
-    first, second = a_config_map(**one), a_config_map(**other)
+    first, second = new_config_map(**one), new_config_map(**other)
     assert (digest_view(first)["digest"] == digest_view(second)["digest"]) == (
         copied_content(first) == copied_content(second)
     )
@@ -86,15 +86,15 @@ def test_different_contents_have_different_digests(one: Object, other: Object) -
 
 @given(contents, contents, foreign_metadata)
 def test_patch_updates_copy_and_keeps_additions(before: Object, after: Object, theirs: Object) -> None:
-    created = desired_copy(a_config_map(**before), EAST)
+    created = desired_copy(new_config_map(**before), EAST)
     existing = apply_merge_patch(created, {"metadata": theirs})
-    wanted = desired_copy(a_config_map(**after), EAST)
+    wanted = desired_copy(new_config_map(**after), EAST)
     if copy_needs_recreate(existing, wanted):
         assert before["immutable"]
         return
     changed = apply_merge_patch(existing, copy_patch(existing, wanted))
     assert copied_content(changed) == copied_content(wanted)
-    assert is_current(digest_view(changed), digest_view(a_config_map(**after)), EAST)
+    assert is_current(digest_view(changed), digest_view(new_config_map(**after)), EAST)
     assert copy_patch(changed, wanted) == {}
     for field in theirs:
         assert theirs[field].items() <= changed["metadata"][field].items()
@@ -102,11 +102,11 @@ def test_patch_updates_copy_and_keeps_additions(before: Object, after: Object, t
 
 @given(contents, contents)
 def test_edit_is_distinguished_from_source_change(before: Object, after: Object) -> None:
-    source = a_config_map(**before)
+    source = new_config_map(**before)
     copy = desired_copy(source, EAST)
     ours = copy_metadata(source, "", EAST)
     assert not is_edited(digest_view(copy), ours)
-    edited = {**copy, **copied_content(a_config_map(**after))}
+    edited = {**copy, **copied_content(new_config_map(**after))}
     assert is_edited(digest_view(edited), ours) == (copied_content(edited) != copied_content(copy))
 
 
@@ -120,14 +120,14 @@ def test_edit_is_distinguished_from_source_change(before: Object, after: Object)
     ],
 )
 def test_changed_identity_metadata_is_an_edit(patch: Object) -> None:
-    source = a_config_map(data={"k": "v"})
+    source = new_config_map(data={"k": "v"})
     copy = apply_merge_patch(desired_copy(source, EAST), {"metadata": patch})
     assert is_edited(digest_view(copy), copy_metadata(source, "", EAST))
     assert not is_current(digest_view(copy), digest_view(source), EAST)
 
 
 def test_foreign_metadata_is_no_edit() -> None:
-    source = a_config_map(data={"k": "v"})
+    source = new_config_map(data={"k": "v"})
     foreign = {"labels": {"a": "b", keys.PREFIX + "new": "c"}, "annotations": {"d": "e"}}
     copy = apply_merge_patch(desired_copy(source, EAST), {"metadata": foreign})
     assert not is_edited(digest_view(copy), copy_metadata(source, "", EAST))
@@ -145,7 +145,7 @@ def test_foreign_metadata_is_no_edit() -> None:
     ],
 )
 def test_secret_type_is_kept_unless_controllers_act_on_it(source_type: str | None, copy_type: str) -> None:
-    source = a_secret(data={"k": "dg=="}, **({"type": source_type} if source_type else {}))
+    source = new_secret(data={"k": "dg=="}, **({"type": source_type} if source_type else {}))
     copy = desired_copy(source, EAST)
     assert copy["type"] == copy_type
     assert is_current(digest_view(copy), digest_view(source), EAST)
@@ -153,17 +153,17 @@ def test_secret_type_is_kept_unless_controllers_act_on_it(source_type: str | Non
 
 
 def test_other_type_needs_recreation() -> None:
-    assert copy_needs_recreate(desired_copy(a_secret(type="a/b"), EAST), desired_copy(a_secret(type="a/c"), EAST))
+    assert copy_needs_recreate(desired_copy(new_secret(type="a/b"), EAST), desired_copy(new_secret(type="a/c"), EAST))
 
 
 def test_only_bootstrap_tokens_are_rejected() -> None:
-    assert "bootstrap.kubernetes.io/token" in (copy_rejection(a_secret(type="bootstrap.kubernetes.io/token")) or "")
-    assert copy_rejection(a_secret(type="Opaque")) is None
-    assert copy_rejection(a_config_map()) is None
+    assert "bootstrap.kubernetes.io/token" in (copy_rejection(new_secret(type="bootstrap.kubernetes.io/token")) or "")
+    assert copy_rejection(new_secret(type="Opaque")) is None
+    assert copy_rejection(new_config_map()) is None
 
 
 def test_tenant_metadata_is_not_copied() -> None:
-    source = a_config_map()
+    source = new_config_map()
     source["metadata"] |= {
         "labels": {"app": "x", keys.CLUSTER_BINDING_UID: "forged"},
         "annotations": {"note": "y", keys.VIRTUAL_NAME: "forged"},
@@ -179,7 +179,7 @@ def test_tenant_metadata_is_not_copied() -> None:
 
 
 def test_digest_view_has_no_content() -> None:
-    secret = a_secret(data={"key": "aHVzaA=="}, type="Opaque")
+    secret = new_secret(data={"key": "aHVzaA=="}, type="Opaque")
     secret["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "aHVzaA=="}
     assert "aHVzaA==" not in str(digest_view(secret))
 
@@ -188,7 +188,7 @@ def test_digest_view_has_no_content() -> None:
 
 
 def test_token_secret_names_its_pod_and_is_no_copy() -> None:
-    secret = tokens_secret(a_pod(), EAST, {"access.0": "a.b.c"}, NOW)
+    secret = tokens_secret(new_pod(), EAST, {"access.0": "a.b.c"}, NOW)
     assert base64.b64decode(secret["data"]["access.0"]) == b"a.b.c"
     assert virtual_key(secret) == ["shop/web"]
     assert source_key(secret) == []
@@ -201,7 +201,7 @@ def test_token_secret_names_its_pod_and_is_no_copy() -> None:
     "change", [{"data": {"access.0": "eA=="}}, {"metadata": {"annotations": {keys.TOKENS_RENEWAL: "never"}}}]
 )
 def test_edited_tokens_are_due(change: Object) -> None:
-    secret = apply_merge_patch(tokens_secret(a_pod(), EAST, {"access.0": "a.b.c"}, NOW + timedelta(hours=1)), change)
+    secret = apply_merge_patch(tokens_secret(new_pod(), EAST, {"access.0": "a.b.c"}, NOW + timedelta(hours=1)), change)
     assert secret_renewal(digest_view(secret), NOW) == NOW
 
 
@@ -224,12 +224,12 @@ def test_token_renewal_depends_on_lifetime(life: timedelta, after: timedelta) ->
 
 def test_rejection_names_fields_without_values() -> None:
     causes = [{"field": "data[k]", "message": "hush"}, {"field": "type", "message": "hush"}]
-    with pytest.raises(Invalid) as caught, redacted_errors(desired_copy(a_secret(), EAST)):
+    with pytest.raises(Invalid) as caught, redacted_errors(desired_copy(new_secret(), EAST)):
         raise Invalid(422, "Invalid", "hush is bad", details={"causes": causes})
     assert "data[k], type" in str(caught.value)
     assert "hush" not in f"{caught.value!s} {caught.value.details} {caught.value.__cause__}"
 
 
 def test_other_errors_are_unchanged() -> None:
-    with pytest.raises(Forbidden, match="exceeded quota"), redacted_errors(desired_copy(a_secret(), EAST)):
+    with pytest.raises(Forbidden, match="exceeded quota"), redacted_errors(desired_copy(new_secret(), EAST)):
         raise Forbidden(403, "Forbidden", "exceeded quota")

@@ -17,7 +17,7 @@ from tapestry.kube.objects import Object
 from tapestry.syncer.translate.pods import ephemeral_patch, new_twin, untranslatable_fields
 from tapestry.syncer.translate.security import security_violations
 
-from .hostile_pods import BINDING, FAMILIES, TECHNIQUES, a_pod
+from .hostile_pods import BINDING, FAMILIES, TECHNIQUES, new_pod
 
 LEVELS = ("baseline", "restricted")
 FIXTURES = Path(__file__).parents[3] / "golden" / "pod_security"
@@ -237,7 +237,7 @@ def test_allowed_kubernetes_pods_are_translated(level: str, pod: Object) -> None
 
 
 def planted(**spec: Any) -> Object:
-    twin = new_twin(a_pod(), BINDING, "n1", taints=TAINTS)
+    twin = new_twin(new_pod(), BINDING, "n1", taints=TAINTS)
     return {**twin, "spec": {**twin["spec"], **spec}}
 
 
@@ -271,5 +271,5 @@ def planted(**spec: Any) -> Object:
     ],
 )
 def test_escapes_are_detected(twin: Object) -> None:
-    assert list(escapes(planted(), a_pod())) == []
-    assert list(escapes(twin, a_pod())) != []
+    assert list(escapes(planted(), new_pod())) == []
+    assert list(escapes(twin, new_pod())) != []

@@ -60,7 +60,7 @@ def check(found: Object) -> None:
             assert 0 <= container["restartCount"] < 2**31
 
 
-def a_pod(status: object) -> Object:
+def new_pod(status: object) -> Object:
     return {"metadata": {"name": "p", "namespace": "default"}, "spec": {"nodeName": "n"}, "status": status}
 
 
@@ -71,7 +71,7 @@ def test_safety_rule_9_any_status_is_bounded(family: Callable[[], Any]) -> None:
         try:
             check(found)
             assert sanitized_pod_status(found) == found
-            assert virtual_pod(a_pod(found)).status_digest == digest_of(found)
+            assert virtual_pod(new_pod(found)).status_digest == digest_of(found)
         except AssertionError as error:
             error.add_note(f"the status is: {name}")
             raise

@@ -31,7 +31,7 @@ Pair = tuple[Object, Object]
 """A claim and its volume."""
 
 
-def a_claim(metadata: Object | None = None, **spec: Any) -> Object:
+def new_claim(metadata: Object | None = None, **spec: Any) -> Object:
     return {
         "metadata": {"name": "data", "namespace": "team-a", "uid": "c1", **(metadata or {})},
         "spec": {"accessModes": ["ReadWriteOnce"], "volumeName": "pv-1", **spec},
@@ -39,7 +39,7 @@ def a_claim(metadata: Object | None = None, **spec: Any) -> Object:
     }
 
 
-def a_volume(metadata: Object | None = None, csi: Object | None = None, **spec: Any) -> Object:
+def new_volume(metadata: Object | None = None, csi: Object | None = None, **spec: Any) -> Object:
     return {
         "metadata": {"name": "pv-1", "uid": "v1", **(metadata or {})},
         "spec": {
@@ -60,10 +60,10 @@ def of_other_sources() -> Iterator[tuple[str, Pair]]:
         *("portworxVolume", "quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume", "future", "hоstPath"),
     ):
         source = {kind: {"path": "/", "secretRef": {"name": "s", "namespace": "kube-system"}}}
-        bare = a_volume()
+        bare = new_volume()
         bare["spec"] = {field: value for field, value in bare["spec"].items() if field != "csi"} | source
-        yield f"source {kind!a}", (a_claim(), bare)
-        yield f"source {kind!a} beside an allowed one", (a_claim(), a_volume(**source))
+        yield f"source {kind!a}", (new_claim(), bare)
+        yield f"source {kind!a} beside an allowed one", (new_claim(), new_volume(**source))
 
 
 def of_other_drivers() -> Iterator[tuple[str, Pair]]:
@@ -75,12 +75,12 @@ def of_other_drivers() -> Iterator[tuple[str, Pair]]:
         "disk.example.com.",
         "disk.exаmple.com",
     ):
-        yield f"driver {driver!a}", (a_claim(), a_volume(csi={"driver": driver}))
+        yield f"driver {driver!a}", (new_claim(), new_volume(csi={"driver": driver}))
     for handle in ("", "the-owners", " h-1", "H-1", "x/h-1"):
-        yield f"handle {handle!r}", (a_claim(), a_volume(csi={"volumeHandle": handle}))
+        yield f"handle {handle!r}", (new_claim(), new_volume(csi={"volumeHandle": handle}))
     for name in ("slow", "", "Fast", "fast "):
-        yield f"class {name!r}", (a_claim(), a_volume(storageClassName=name))
-    yield "no class", (a_claim(), a_volume(storageClassName=None))
+        yield f"class {name!r}", (new_claim(), new_volume(storageClassName=name))
+    yield "no class", (new_claim(), new_volume(storageClassName=None))
 
 
 def of_others_secrets() -> Iterator[tuple[str, Pair]]:
@@ -96,15 +96,15 @@ def of_others_secrets() -> Iterator[tuple[str, Pair]]:
             "one by a path": {"namespace": "team-a", "name": "../../kube-system/secrets/admin"},
             "one with more than a name": {"namespace": "team-a", "name": "db", "kind": "Node", "uid": "u"},
         }.items():
-            yield f"{field}: {name}", (a_claim(), a_volume(csi={field: reference}))
+            yield f"{field}: {name}", (new_claim(), new_volume(csi={field: reference}))
     for field in ("futureSecretRef", "secretRef", "nodepublishSecretRef"):
         reference = {"namespace": "kube-system", "name": "admin"}
-        yield f"an unknown {field}", (a_claim(), a_volume(csi={field: reference}))
+        yield f"an unknown {field}", (new_claim(), new_volume(csi={field: reference}))
     for name in ("secretName", "secretNamespace", "provisioner-secret", "Secret", "csi.example.com/secret-name"):
-        yield f"attribute {name}", (a_claim(), a_volume(csi={"volumeAttributes": {name: "admin"}}))
+        yield f"attribute {name}", (new_claim(), new_volume(csi={"volumeAttributes": {name: "admin"}}))
     for name in ("pod.namespace", "pvc/namespace", "serviceAccount.tokens", "node-publish-secret-namespace"):
         attributes = {f"csi.storage.k8s.io/{name}": "kube-system"}
-        yield f"attribute of Kubernetes' own: {name}", (a_claim(), a_volume(csi={"volumeAttributes": attributes}))
+        yield f"attribute of Kubernetes' own: {name}", (new_claim(), new_volume(csi={"volumeAttributes": attributes}))
 
 
 def of_forged_metadata() -> Iterator[tuple[str, Pair]]:
@@ -122,16 +122,16 @@ def of_forged_metadata() -> Iterator[tuple[str, Pair]]:
         *others,
     ):
         forged = {"labels": {key: "forged"}, "annotations": {key: "forged"}}
-        yield f"volume's {key}", (a_claim(), a_volume(forged))
-        yield f"claim's {key}", (a_claim(forged), a_volume())
+        yield f"volume's {key}", (new_claim(), new_volume(forged))
+        yield f"claim's {key}", (new_claim(forged), new_volume())
     every = dict.fromkeys(ours, "forged")
-    yield "all of our keys", (a_claim({"labels": every, "annotations": every}), a_volume({"labels": every}))
+    yield "all of our keys", (new_claim({"labels": every, "annotations": every}), new_volume({"labels": every}))
     for field, value in {
         "finalizers": ["example.com/never"],
         "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u"}],
     }.items():
-        yield f"volume's {field}", (a_claim(), a_volume({field: value}))
-        yield f"claim's {field}", (a_claim({field: value}), a_volume())
+        yield f"volume's {field}", (new_claim(), new_volume({field: value}))
+        yield f"claim's {field}", (new_claim({field: value}), new_volume())
 
 
 def of_forged_specs() -> Iterator[tuple[str, Pair]]:
@@ -142,7 +142,7 @@ def of_forged_specs() -> Iterator[tuple[str, Pair]]:
         "volumeAttributesClassName": "owner",
         "futureField": {"hostPath": "/"},
     }.items():
-        yield f"volume's spec.{field}", (a_claim(), a_volume(**{field: value}))
+        yield f"volume's spec.{field}", (new_claim(), new_volume(**{field: value}))
     for field, value in {
         "dataSource": {"kind": "PersistentVolumeClaim", "name": "owner"},
         "dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "owner", "namespace": "kube-system"},
@@ -153,10 +153,10 @@ def of_forged_specs() -> Iterator[tuple[str, Pair]]:
         "resources": {"requests": {"storage": "1Ei"}},
         "futureField": {"hostPath": "/"},
     }.items():
-        yield f"claim's spec.{field}", (a_claim(**{field: value}), a_volume())
-    yield "a volume by a path", (a_claim(), a_volume({"name": "../../namespaces/kube-system"}))
-    yield "a claim by a path", (a_claim({"name": "../../pods/etcd"}), a_volume())
-    yield "a long name", (a_claim({"name": "x" * 253}), a_volume({"name": "y" * 253}))
+        yield f"claim's spec.{field}", (new_claim(**{field: value}), new_volume())
+    yield "a volume by a path", (new_claim(), new_volume({"name": "../../namespaces/kube-system"}))
+    yield "a claim by a path", (new_claim({"name": "../../pods/etcd"}), new_volume())
+    yield "a long name", (new_claim({"name": "x" * 253}), new_volume({"name": "y" * 253}))
 
 
 FAMILIES = (of_other_sources, of_other_drivers, of_others_secrets, of_forged_metadata, of_forged_specs)
@@ -238,15 +238,15 @@ def test_there_are_many_hostile_volumes(record_property: Callable[[str, object],
 
 
 def test_ordinary_volume_is_translated() -> None:
-    ordinary = a_volume(
+    ordinary = new_volume(
         csi={"nodeStageSecretRef": {"namespace": "team-a", "name": "db"}, "volumeAttributes": {"size": "1"}}
     )
-    assert outcome((a_claim(), ordinary)) == []
+    assert outcome((new_claim(), ordinary)) == []
 
 
 @pytest.mark.parametrize("field", ["driver", "nodeStageSecretRef", "hostPath"])
 def test_escapes_are_detected(field: str) -> None:
-    pair = a_claim(), a_volume()
+    pair = new_claim(), new_volume()
     claim, volume = twin_claim(*pair, BINDING), twin_volume(*pair, BINDING)
     planted = {
         "driver": {"driver": "other.example.com", "volumeHandle": "h"},

@@ -53,7 +53,7 @@ POD = {"metadata": {"properties": {"annotations": {}}}, "status": {"properties":
 SCHEMA = PatchSchemas({"Pod": {"properties": POD}}).of("Pod")
 
 
-def a_pod(*conditions: Object, spec: Object | None = None, **status: Any) -> Object:
+def new_pod(*conditions: Object, spec: Object | None = None, **status: Any) -> Object:
     """Return a running virtual pod as its API server returns it."""
     return {
         "metadata": {"name": "web", "namespace": "team-a", "uid": "pod", "labels": {"app": "web"}},
@@ -62,21 +62,23 @@ def a_pod(*conditions: Object, spec: Object | None = None, **status: Any) -> Obj
     }
 
 
-def a_condition(type: str, status: str = "True", since: str = EARLY, **fields: Any) -> Object:
+def new_condition(type: str, status: str = "True", since: str = EARLY, **fields: Any) -> Object:
     return {"type": type, "status": status, "lastProbeTime": None, "lastTransitionTime": since, **fields}
 
 
-MAPPED = a_condition(keys.MAPPED_CONDITION, message="twin", reason="Mapped")
-NOT_READY = a_condition("Ready", "False", reason="ContainersNotReady", message="containers with unready status: [app]")
-UNPLACED = a_condition("PodScheduled", "False", reason="Unschedulable", message="no room")
+MAPPED = new_condition(keys.MAPPED_CONDITION, message="twin", reason="Mapped")
+NOT_READY = new_condition(
+    "Ready", "False", reason="ContainersNotReady", message="containers with unready status: [app]"
+)
+UNPLACED = new_condition("PodScheduled", "False", reason="Unschedulable", message="no room")
 
 
-def a_status(*conditions: Object, **status: Any) -> Object:
+def new_status(*conditions: Object, **status: Any) -> Object:
     """Return the status of a twin."""
     return {"phase": "Running", "conditions": list(conditions), **status}
 
 
-def a_container(name: str = "app", **fields: Any) -> Object:
+def new_container(name: str = "app", **fields: Any) -> Object:
     return {"name": name, "ready": True, "restartCount": 0, "image": "i", "imageID": "d", **fields}
 
 
@@ -103,9 +105,9 @@ def condition(pod: Object, type: str) -> Object | None:
 
 
 def test_first_patch_records_the_twin() -> None:
-    pod = a_pod()
+    pod = new_pod()
     pod["status"] = {"phase": "Pending"}
-    patched = after(pod, a_status(phase="Pending"))
+    patched = after(pod, new_status(phase="Pending"))
     assert mapped_uid(patched) == "twin"
     assert annotations_of(patched) == {
         keys.PHYSICAL_POD_NAMESPACE: "leased",
@@ -116,15 +118,15 @@ def test_first_patch_records_the_twin() -> None:
 
 
 def test_unmapped_pod_becomes_mapped() -> None:
-    pod = a_pod()
+    pod = new_pod()
     pod["status"]["conditions"] = false_condition_patch(keys.MAPPED_CONDITION, "RefusedBelow", "no quota", NOW)[
         "status"
     ]["conditions"]
-    assert mapped_uid(after(pod, a_status())) == "twin"
+    assert mapped_uid(after(pod, new_status())) == "twin"
 
 
 def test_twin_metadata_is_not_copied() -> None:
-    patched = after(a_pod(), a_status(podIP="10.0.0.1"))
+    patched = after(new_pod(), new_status(podIP="10.0.0.1"))
     assert labels_of(patched) == {"app": "web"}
     assert annotations_of(patched).keys() == {
         keys.PHYSICAL_POD_NAMESPACE,
@@ -135,17 +137,17 @@ def test_twin_metadata_is_not_copied() -> None:
 
 
 def test_written_status_is_not_written_again() -> None:
-    assert patch_for(a_pod(), a_status()) is None
+    assert patch_for(new_pod(), new_status()) is None
 
 
 # -- fields
 
 
 def test_everything_a_kubelet_reports_is_copied() -> None:
-    containers = [a_container(started=True, containerID="c://1", state={"running": {"startedAt": EARLY}})]
-    running = a_status(
-        a_condition("Ready"),
-        a_condition("Initialized"),
+    containers = [new_container(started=True, containerID="c://1", state={"running": {"startedAt": EARLY}})]
+    running = new_status(
+        new_condition("Ready"),
+        new_condition("Initialized"),
         startTime=EARLY,
         hostIP="10.1.0.1",
         hostIPs=[{"ip": "10.1.0.1"}],
@@ -154,7 +156,7 @@ def test_everything_a_kubelet_reports_is_copied() -> None:
         containerStatuses=containers,
         qosClass="Guaranteed",
     )
-    status = after(a_pod(phase="Pending"), running)["status"]
+    status = after(new_pod(phase="Pending"), running)["status"]
     assert status["phase"] == "Running"
     assert status["startTime"] == EARLY
     assert (status["hostIP"], status["podIP"]) == ("10.1.0.1", "10.0.0.1")
@@ -177,23 +179,23 @@ def test_removed_fields_are_removed(fields: tuple[str, ...]) -> None:
         "hostIPs": [{"ip": "10.1.0.1"}],
         "podIP": "10.0.0.1",
         "podIPs": [{"ip": "10.0.0.1"}],
-        **{field: [a_container()] for field in CONTAINER_LISTS},
+        **{field: [new_container()] for field in CONTAINER_LISTS},
     }
     left = {field: value for field, value in had.items() if field not in fields}
-    pod = a_pod(spec={field: [{"name": "app"}] for field in CONTAINER_FIELDS}, **had)
-    assert after(pod, a_status(**left))["status"].keys() == {"phase", "conditions", *left}
+    pod = new_pod(spec={field: [{"name": "app"}] for field in CONTAINER_FIELDS}, **had)
+    assert after(pod, new_status(**left))["status"].keys() == {"phase", "conditions", *left}
 
 
 def test_changed_address_replaces_the_old_one() -> None:
-    before = a_pod(podIP="10.0.0.1", podIPs=[{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}])
-    status = after(before, a_status(podIP="10.0.0.2", podIPs=[{"ip": "10.0.0.2"}]))["status"]
+    before = new_pod(podIP="10.0.0.1", podIPs=[{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}])
+    status = after(before, new_status(podIP="10.0.0.2", podIPs=[{"ip": "10.0.0.2"}]))["status"]
     assert (status["podIP"], status["podIPs"]) == ("10.0.0.2", [{"ip": "10.0.0.2"}])
 
 
 def test_unknown_containers_are_not_copied() -> None:
-    listed = [a_container(), a_container("injected")]
+    listed = [new_container(), new_container("injected")]
     spec = {"initContainers": [{"name": "init"}]}
-    status = after(a_pod(spec=spec), a_status(containerStatuses=listed, initContainerStatuses=listed))["status"]
+    status = after(new_pod(spec=spec), new_status(containerStatuses=listed, initContainerStatuses=listed))["status"]
     assert [each["name"] for each in status["containerStatuses"]] == ["app"]
     assert "initContainerStatuses" not in status
 
@@ -202,29 +204,29 @@ def test_unknown_containers_are_not_copied() -> None:
 
 
 def test_true_condition_loses_its_reason() -> None:
-    patched = after(a_pod(NOT_READY), a_status(a_condition("Ready", since=LATE)))
+    patched = after(new_pod(NOT_READY), new_status(new_condition("Ready", since=LATE)))
     assert condition(patched, "Ready") == {"type": "Ready", "status": "True", "lastTransitionTime": LATE}
 
 
 def test_condition_without_time_stays_without() -> None:
     ready = {"type": "Ready", "status": "True"}
-    assert condition(after(a_pod(NOT_READY), a_status(ready)), "Ready") == ready
+    assert condition(after(new_pod(NOT_READY), new_status(ready)), "Ready") == ready
 
 
 def test_finished_resize_condition_is_removed() -> None:
-    before = a_pod(a_condition("PodResizeInProgress"), a_condition("Ready"))
-    patched = after(before, a_status(a_condition("Ready")))
+    before = new_pod(new_condition("PodResizeInProgress"), new_condition("Ready"))
+    patched = after(before, new_status(new_condition("Ready")))
     assert condition(patched, "PodResizeInProgress") is None
     assert condition(patched, "Ready") is not None
 
 
 def test_virtual_only_conditions_stay() -> None:
     others = [
-        a_condition("example.com/gate"),
-        a_condition("AccountedFor", "Unknown"),
-        a_condition(keys.ACCEPTED_CONDITION, "False"),
+        new_condition("example.com/gate"),
+        new_condition("AccountedFor", "Unknown"),
+        new_condition(keys.ACCEPTED_CONDITION, "False"),
     ]
-    patched = after(a_pod(*others), a_status(a_condition("Ready"), a_condition("example.com/gate", "False")))
+    patched = after(new_pod(*others), new_status(new_condition("Ready"), new_condition("example.com/gate", "False")))
     assert [each for each in patched["status"]["conditions"] if each["type"] not in TWIN_CONDITIONS] == [
         MAPPED,
         *others,
@@ -232,38 +234,38 @@ def test_virtual_only_conditions_stay() -> None:
 
 
 def test_removed_condition_is_restored() -> None:
-    status = a_status(a_condition("Ready"))
-    assert condition(after(a_pod(), status), "Ready") is not None
+    status = new_status(new_condition("Ready"))
+    assert condition(after(new_pod(), status), "Ready") is not None
 
 
 def test_node_controllers_unready_is_overruled() -> None:
-    virtual = a_condition("Ready", "False", since=LATE, reason="NodeNotReady")
-    assert (condition(after(a_pod(virtual), a_status(a_condition("Ready"))), "Ready") or {})["status"] == "True"
+    virtual = new_condition("Ready", "False", since=LATE, reason="NodeNotReady")
+    assert (condition(after(new_pod(virtual), new_status(new_condition("Ready"))), "Ready") or {})["status"] == "True"
 
 
 def test_pod_scheduled_true_is_not_copied() -> None:
-    virtual = a_condition("PodScheduled", since=LATE)
-    assert patch_for(a_pod(virtual), a_status()) is None
-    assert patch_for(a_pod(virtual), a_status(a_condition("PodScheduled", since=EARLY))) is None
+    virtual = new_condition("PodScheduled", since=LATE)
+    assert patch_for(new_pod(virtual), new_status()) is None
+    assert patch_for(new_pod(virtual), new_status(new_condition("PodScheduled", since=EARLY))) is None
 
 
 def test_pod_created_with_node_becomes_scheduled() -> None:
-    pod = a_pod()
+    pod = new_pod()
     pod["status"] = {"phase": "Pending"}
-    patched = after(pod, a_status(phase="Pending"))
+    patched = after(pod, new_status(phase="Pending"))
     assert condition(patched, "PodScheduled") == {"type": "PodScheduled", "status": "True"}
 
 
 def test_first_patch_keeps_the_schedulers_time() -> None:
-    pod = a_pod()
-    pod["status"] = {"phase": "Pending", "conditions": [a_condition("PodScheduled", since=EARLY)]}
-    assert (condition(after(pod, a_status(phase="Pending")), "PodScheduled") or {})["lastTransitionTime"] == EARLY
+    pod = new_pod()
+    pod["status"] = {"phase": "Pending", "conditions": [new_condition("PodScheduled", since=EARLY)]}
+    assert (condition(after(pod, new_status(phase="Pending")), "PodScheduled") or {})["lastTransitionTime"] == EARLY
 
 
 def test_unschedulable_condition_is_copied_and_removed() -> None:
-    pod = after(a_pod(a_condition("PodScheduled")), a_status(UNPLACED))
+    pod = after(new_pod(new_condition("PodScheduled")), new_status(UNPLACED))
     assert condition(pod, "PodScheduled") == {key: value for key, value in UNPLACED.items() if value is not None}
-    pod = after(pod, a_status(a_condition("PodScheduled", since=LATE)))
+    pod = after(pod, new_status(new_condition("PodScheduled", since=LATE)))
     assert condition(pod, "PodScheduled") == {
         "type": "PodScheduled",
         "status": "True",
@@ -272,42 +274,42 @@ def test_unschedulable_condition_is_copied_and_removed() -> None:
 
 
 def test_first_patch_may_be_unschedulable() -> None:
-    pod = a_pod()
-    pod["status"] = {"phase": "Pending", "conditions": [a_condition("PodScheduled")]}
-    assert (condition(after(pod, a_status(UNPLACED, phase="Pending")), "PodScheduled") or {})["status"] == "False"
+    pod = new_pod()
+    pod["status"] = {"phase": "Pending", "conditions": [new_condition("PodScheduled")]}
+    assert (condition(after(pod, new_status(UNPLACED, phase="Pending")), "PodScheduled") or {})["status"] == "False"
 
 
 def test_physical_gate_is_not_the_pods_gate() -> None:
-    gated = a_condition("PodScheduled", "False", reason="SchedulingGated", message="non-empty scheduling gates")
-    pod = after(a_pod(a_condition("PodScheduled")), a_status(gated, phase="Pending"))
+    gated = new_condition("PodScheduled", "False", reason="SchedulingGated", message="non-empty scheduling gates")
+    pod = after(new_pod(new_condition("PodScheduled")), new_status(gated, phase="Pending"))
     found = condition(pod, "PodScheduled") or {}
     assert (found["status"], found["reason"]) == ("False", "SchedulingGatedBelow")
     assert "physical cluster" in found["message"]
-    misled = a_pod(gated)  # as an earlier version wrote it
-    assert (condition(after(misled, a_status(gated)), "PodScheduled") or {})["reason"] == "SchedulingGatedBelow"
-    assert (condition(after(pod, a_status()), "PodScheduled") or {})["status"] == "True"
+    misled = new_pod(gated)  # as an earlier version wrote it
+    assert (condition(after(misled, new_status(gated)), "PodScheduled") or {})["reason"] == "SchedulingGatedBelow"
+    assert (condition(after(pod, new_status()), "PodScheduled") or {})["status"] == "True"
 
 
 # -- disruptions
 
-RECLAIMED = a_condition("DisruptionTarget", reason="Reclaimed", message="the window closed")
-PREEMPTED = a_condition("DisruptionTarget", since=LATE, reason="PreemptionByScheduler")
+RECLAIMED = new_condition("DisruptionTarget", reason="Reclaimed", message="the window closed")
+PREEMPTED = new_condition("DisruptionTarget", since=LATE, reason="PreemptionByScheduler")
 
 
 def test_physical_disruption_is_copied() -> None:
-    assert (condition(after(a_pod(), a_status(PREEMPTED)), "DisruptionTarget") or {})[
+    assert (condition(after(new_pod(), new_status(PREEMPTED)), "DisruptionTarget") or {})[
         "reason"
     ] == "PreemptionByScheduler"
 
 
 def test_virtual_disruption_stays() -> None:
-    patched = after(a_pod(RECLAIMED), a_status(podIP="10.0.0.1"))
+    patched = after(new_pod(RECLAIMED), new_status(podIP="10.0.0.1"))
     assert (condition(patched, "DisruptionTarget") or {})["reason"] == "Reclaimed"
-    assert patch_for(a_pod(RECLAIMED), a_status()) is None
+    assert patch_for(new_pod(RECLAIMED), new_status()) is None
 
 
 def test_physical_disruption_takes_precedence() -> None:
-    patched = after(a_pod(RECLAIMED), a_status(PREEMPTED))
+    patched = after(new_pod(RECLAIMED), new_status(PREEMPTED))
     assert condition(patched, "DisruptionTarget") == {
         "type": "DisruptionTarget",
         "status": "True",
@@ -329,8 +331,8 @@ def test_physical_disruption_takes_precedence() -> None:
     ],
 )
 def test_disruption_explains_a_lost_twin(disruption: str | None, reason: str) -> None:
-    conditions = [a_condition("DisruptionTarget", reason=disruption)] if disruption else []
-    assert loss_reason(a_pod(*conditions)) == reason
+    conditions = [new_condition("DisruptionTarget", reason=disruption)] if disruption else []
+    assert loss_reason(new_pod(*conditions)) == reason
 
 
 # -- phases
@@ -349,18 +351,18 @@ def test_disruption_explains_a_lost_twin(disruption: str | None, reason: str) ->
     ],
 )
 def test_safety_rule_9_phase_never_goes_backwards(pod_phase: str, twin_phase: str, phase: str) -> None:
-    patched = after(a_pod(phase=pod_phase), a_status(phase=twin_phase, message="m"))
+    patched = after(new_pod(phase=pod_phase), new_status(phase=twin_phase, message="m"))
     assert (patched["status"]["phase"], patched["status"]["message"]) == (phase, "m")
 
 
 @pytest.mark.parametrize("pod_phase", ["Succeeded", "Failed"])
 @pytest.mark.parametrize("twin_phase", ["Pending", "Running", "Succeeded", "Failed"])
 def test_ended_pod_is_never_changed(pod_phase: str, twin_phase: str) -> None:
-    pod = a_pod(phase=pod_phase)
+    pod = new_pod(phase=pod_phase)
     assert is_pod_terminal(pod)
-    assert patch_for(pod, a_status(phase=twin_phase, message="m")) is None
+    assert patch_for(pod, new_status(phase=twin_phase, message="m")) is None
     pod["status"]["conditions"] = []  # not even mapped
-    assert patch_for(pod, a_status(phase=twin_phase, message="m")) is None
+    assert patch_for(pod, new_status(phase=twin_phase, message="m")) is None
 
 
 # -- readiness gates
@@ -369,7 +371,7 @@ GATED = {"readinessGates": [{"conditionType": "example.com/a"}, {"conditionType"
 
 
 def test_pod_is_unready_until_all_gates_are_true() -> None:
-    patched = after(a_pod(a_condition("example.com/a"), spec=GATED), a_status(a_condition("Ready")))
+    patched = after(new_pod(new_condition("example.com/a"), spec=GATED), new_status(new_condition("Ready")))
     assert condition(patched, "Ready") == {
         "type": "Ready",
         "status": "False",
@@ -380,37 +382,37 @@ def test_pod_is_unready_until_all_gates_are_true() -> None:
 
 
 def test_false_gate_blocks_readiness() -> None:
-    gates = [a_condition("example.com/a"), a_condition("example.com/b", "False")]
-    patched = after(a_pod(*gates, spec=GATED), a_status(a_condition("Ready")))
+    gates = [new_condition("example.com/a"), new_condition("example.com/b", "False")]
+    patched = after(new_pod(*gates, spec=GATED), new_status(new_condition("Ready")))
     assert (condition(patched, "Ready") or {})["status"] == "False"
 
 
 def test_pod_is_ready_since_its_last_gate() -> None:
-    gates = [a_condition("example.com/a", since=LATE), a_condition("example.com/b")]
-    patched = after(a_pod(*gates, spec=GATED), a_status(a_condition("Ready")))
+    gates = [new_condition("example.com/a", since=LATE), new_condition("example.com/b")]
+    patched = after(new_pod(*gates, spec=GATED), new_status(new_condition("Ready")))
     assert condition(patched, "Ready") == {"type": "Ready", "status": "True", "lastTransitionTime": LATE}
 
 
 def test_gates_alone_do_not_make_ready() -> None:
-    gates = [a_condition("example.com/a"), a_condition("example.com/b")]
-    patched = after(a_pod(*gates, spec=GATED), a_status(NOT_READY))
+    gates = [new_condition("example.com/a"), new_condition("example.com/b")]
+    patched = after(new_pod(*gates, spec=GATED), new_status(NOT_READY))
     assert (condition(patched, "Ready") or {})["reason"] == "ContainersNotReady"
 
 
 def test_twin_cannot_open_gates() -> None:
-    physical = [a_condition("Ready"), a_condition("example.com/a"), a_condition("example.com/b")]
-    assert (condition(after(a_pod(spec=GATED), a_status(*physical)), "Ready") or {})["status"] == "False"
+    physical = [new_condition("Ready"), new_condition("example.com/a"), new_condition("example.com/b")]
+    assert (condition(after(new_pod(spec=GATED), new_status(*physical)), "Ready") or {})["status"] == "False"
 
 
 def test_gate_may_be_a_twin_condition() -> None:
     spec = {"readinessGates": [{"conditionType": "ContainersReady"}]}
-    physical = [a_condition("Ready"), a_condition("ContainersReady")]
-    assert (condition(after(a_pod(spec=spec), a_status(*physical)), "Ready") or {})["status"] == "True"
+    physical = [new_condition("Ready"), new_condition("ContainersReady")]
+    assert (condition(after(new_pod(spec=spec), new_status(*physical)), "Ready") or {})["status"] == "True"
 
 
 def test_many_gates_make_a_bounded_message() -> None:
     spec = {"readinessGates": [{"conditionType": f"example.com/{number:04}"} for number in range(1000)]}
-    patched = after(a_pod(spec=spec), a_status(a_condition("Ready")))
+    patched = after(new_pod(spec=spec), new_status(new_condition("Ready")))
     assert len((condition(patched, "Ready") or {})["message"]) <= MAX_TEXT_BYTES
 
 
@@ -422,7 +424,7 @@ def test_own_condition_is_recognized_in_the_cache() -> None:
         "conditions"
     ][0]
     served = {**condition_of_ours, "lastProbeTime": None}  # as a kube-apiserver returns it
-    cached = virtual_pod({**a_pod(), "status": {"conditions": [served]}}).object
+    cached = virtual_pod({**new_pod(), "status": {"conditions": [served]}}).object
     assert find_condition(cached["status"]["conditions"], keys.ACCEPTED_CONDITION) == condition_of_ours
 
 
@@ -445,7 +447,7 @@ STATUSES = st.fixed_dictionaries(
         "phase": st.sampled_from(["Pending", "Running"]),
         "conditions": st.lists(
             st.builds(
-                a_condition,
+                new_condition,
                 TYPES,
                 st.sampled_from(["True", "False"]),
                 st.sampled_from([EARLY, LATE]),
@@ -458,14 +460,14 @@ STATUSES = st.fixed_dictionaries(
         "message": st.sampled_from(["", "m"]),
         "podIP": st.sampled_from(["10.0.0.1", "10.0.0.2", "127.0.0.1"]),
         "podIPs": st.lists(st.sampled_from([{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}]), max_size=2),
-        "containerStatuses": st.lists(st.sampled_from([a_container(), a_container("other")]), max_size=2),
+        "containerStatuses": st.lists(st.sampled_from([new_container(), new_container("other")]), max_size=2),
     },
 )
 
 
 @given(statuses=st.lists(STATUSES, min_size=1, max_size=5), gated=st.booleans())
 def test_each_status_needs_at_most_one_patch(statuses: list[Object], gated: bool) -> None:
-    pod = a_pod(spec={"readinessGates": [{"conditionType": "example.com/gate"}]} if gated else {})
+    pod = new_pod(spec={"readinessGates": [{"conditionType": "example.com/gate"}]} if gated else {})
     for status in statuses:
         if patch_for(pod, status) is not None:
             pod = after(pod, status)

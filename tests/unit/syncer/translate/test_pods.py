@@ -37,7 +37,7 @@ GOLDEN = Path(__file__).parents[3] / "golden" / "pods"
 CASES = sorted(path.name.removesuffix(".input.yaml") for path in GOLDEN.glob("*.input.yaml"))
 
 
-def a_binding(name: str = "east", **spec: Any) -> Binding:
+def new_binding(name: str = "east", **spec: Any) -> Binding:
     needed = {
         "clusterID": "east",
         "mountNamespace": "leased",
@@ -49,7 +49,7 @@ def a_binding(name: str = "east", **spec: Any) -> Binding:
 @pytest.mark.parametrize("name", CASES)
 def test_twin_matches_the_golden_file(name: str) -> None:
     given: Object = yaml.safe_load((GOLDEN / f"{name}.input.yaml").read_text())
-    binding = a_binding(given.get("bindingName", "east"), **given.get("binding", {}))
+    binding = new_binding(given.get("bindingName", "east"), **given.get("binding", {}))
     aliases = [HostAlias(each["ip"], tuple(each["names"])) for each in given.get("aliases", ())]
     found = new_twin(given["pod"], binding, given.get("node", "n1"), aliases, given.get("taints", ()))
     output = GOLDEN / f"{name}.output.yaml"
@@ -66,19 +66,19 @@ def test_every_golden_output_has_an_input() -> None:
 # -- names
 
 
-def a_pod(*, metadata: Object | None = None, **spec: Any) -> Object:
+def new_pod(*, metadata: Object | None = None, **spec: Any) -> Object:
     return {
         "metadata": {"name": "web", "namespace": "team-a", "uid": "0c1d", **(metadata or {})},
-        "spec": {"nodeName": "vnode-east-n1", "containers": [a_container()], **spec},
+        "spec": {"nodeName": "vnode-east-n1", "containers": [new_container()], **spec},
     }
 
 
-def a_container(name: str = "app", image: str = "app:1", **fields: Any) -> Object:
+def new_container(name: str = "app", image: str = "app:1", **fields: Any) -> Object:
     return {"name": name, "image": image, **fields}
 
 
-def a_twin(pod: Object, **binding: Any) -> Object:
-    return desired_twin(pod, a_binding(**binding), "n1")
+def twin_of(pod: Object, **binding: Any) -> Object:
+    return desired_twin(pod, new_binding(**binding), "n1")
 
 
 def test_names_differ_between_namespaces_bindings_and_clusters() -> None:
@@ -88,7 +88,7 @@ def test_names_differ_between_namespaces_bindings_and_clusters() -> None:
         for uid in ("u1", "u2")
         for cluster in ("c1", "c2")
     ]
-    pods = [a_pod(metadata={"namespace": namespace}) for namespace in ("team-a", "team-b")]
+    pods = [new_pod(metadata={"namespace": namespace}) for namespace in ("team-a", "team-b")]
     assert len({name_of(desired_twin(pod, binding, "n1")) for pod in pods for binding in bindings}) == 8
 
 
@@ -153,16 +153,16 @@ def test_too_long_search_domains_are_dropped() -> None:
     ],
 )
 def test_system_pods_are_excluded(namespace: str, alone: bool) -> None:
-    assert is_excluded(a_pod(metadata={"namespace": namespace}), a_binding()) is alone
+    assert is_excluded(new_pod(metadata={"namespace": namespace}), new_binding()) is alone
 
 
 def test_daemon_set_pods_run_on_request() -> None:
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": True}
-    plain = a_pod(metadata={"ownerReferences": [owner]})
-    requested = a_pod(metadata={"ownerReferences": [owner], "annotations": {keys.RUNNING_DAEMONSET: "true"}})
-    assert is_excluded(plain, a_binding())
-    assert not is_excluded(requested, a_binding())
-    assert not is_excluded(plain, a_binding(runningDaemonsetByDefault=True))
+    plain = new_pod(metadata={"ownerReferences": [owner]})
+    requested = new_pod(metadata={"ownerReferences": [owner], "annotations": {keys.RUNNING_DAEMONSET: "true"}})
+    assert is_excluded(plain, new_binding())
+    assert not is_excluded(requested, new_binding())
+    assert not is_excluded(plain, new_binding(runningDaemonsetByDefault=True))
 
 
 @pytest.mark.parametrize(
@@ -176,52 +176,52 @@ def test_daemon_set_pods_run_on_request() -> None:
             "spec.volumes[0].projected.sources[0].clusterTrustBundle",
         ),
         (
-            {"initContainers": [a_container(env=[{"name": "A", "valueFrom": {"vaultRef": {"name": "n"}}}])]},
+            {"initContainers": [new_container(env=[{"name": "A", "valueFrom": {"vaultRef": {"name": "n"}}}])]},
             "spec.initContainers[0].env[0].valueFrom.vaultRef",
         ),
         (
-            {"containers": [a_container(envFrom=[{"vaultRef": {"name": "n"}}])]},
+            {"containers": [new_container(envFrom=[{"vaultRef": {"name": "n"}}])]},
             "spec.containers[0].envFrom[0].vaultRef",
         ),
         (
-            {"ephemeralContainers": [a_container(envFrom=[{"vaultRef": {"name": "n"}}])]},
+            {"ephemeralContainers": [new_container(envFrom=[{"vaultRef": {"name": "n"}}])]},
             "spec.ephemeralContainers[0].envFrom[0].vaultRef",
         ),
     ],
 )
 def test_unknown_reference_is_rejected(spec: Object, path: str) -> None:
-    [error] = untranslatable_fields(a_pod(**spec), a_binding())
+    [error] = untranslatable_fields(new_pod(**spec), new_binding())
     assert error.startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_golden_pod_can_be_translated(name: str) -> None:
     given: Object = yaml.safe_load((GOLDEN / f"{name}.input.yaml").read_text())
-    assert untranslatable_fields(given["pod"], a_binding(**given.get("binding", {}))) == []
+    assert untranslatable_fields(given["pod"], new_binding(**given.get("binding", {}))) == []
 
 
 # -- changes
 
 
 def test_unchanged_twin_is_not_patched() -> None:
-    created = a_twin(a_pod())
-    assert twin_patch(created, a_twin(a_pod())) is None
+    created = twin_of(new_pod())
+    assert twin_patch(created, twin_of(new_pod())) is None
 
 
 def test_webhook_changes_are_kept() -> None:
-    created = a_twin(a_pod(metadata={"labels": {"app": "web"}}))
+    created = twin_of(new_pod(metadata={"labels": {"app": "web"}}))
     changed = {
         **created,
         "metadata": {**created["metadata"], "labels": {**created["metadata"]["labels"], "app": "theirs", "mesh": "on"}},
-        "spec": {**created["spec"], "containers": [a_container(image="mirror/app:1"), a_container("mesh")]},
+        "spec": {**created["spec"], "containers": [new_container(image="mirror/app:1"), new_container("mesh")]},
     }
-    assert twin_patch(changed, a_twin(a_pod(metadata={"labels": {"app": "web"}}))) is None
+    assert twin_patch(changed, twin_of(new_pod(metadata={"labels": {"app": "web"}}))) is None
 
 
 def test_metadata_follows_and_additions_stay() -> None:
-    before = a_twin(a_pod(metadata={"labels": {"app": "web", "old": "1"}, "annotations": {"a": "1", "b": "1"}}))
+    before = twin_of(new_pod(metadata={"labels": {"app": "web", "old": "1"}, "annotations": {"a": "1", "b": "1"}}))
     before["metadata"]["labels"]["theirs"] = "1"
-    after = a_twin(a_pod(metadata={"labels": {"app": "shop"}, "annotations": {"a": "2"}}))
+    after = twin_of(new_pod(metadata={"labels": {"app": "shop"}, "annotations": {"a": "2"}}))
     patch = twin_patch(before, after)
     assert patch is not None
     labels, annotations = patch["metadata"]["labels"], patch["metadata"]["annotations"]
@@ -234,7 +234,7 @@ def test_metadata_follows_and_additions_stay() -> None:
 
 def test_pod_that_left_its_workload_loses_workload_labels() -> None:
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "w" * 70, "uid": "u", "controller": True}
-    before, after = a_twin(a_pod(metadata={"ownerReferences": [owner]})), a_twin(a_pod())
+    before, after = twin_of(new_pod(metadata={"ownerReferences": [owner]})), twin_of(new_pod())
     patch = twin_patch(before, after)
     assert patch is not None
     assert patch["metadata"]["labels"][keys.WORKLOAD_NAME] is None
@@ -243,8 +243,10 @@ def test_pod_that_left_its_workload_loses_workload_labels() -> None:
 
 
 def test_image_is_patched_by_container_name() -> None:
-    before = a_twin(a_pod(containers=[a_container(), a_container("b")], initContainers=[a_container("i")]))
-    after = a_twin(a_pod(containers=[a_container(image="app:2"), a_container("b")], initContainers=[a_container("i")]))
+    before = twin_of(new_pod(containers=[new_container(), new_container("b")], initContainers=[new_container("i")]))
+    after = twin_of(
+        new_pod(containers=[new_container(image="app:2"), new_container("b")], initContainers=[new_container("i")])
+    )
     patch = twin_patch(before, after)
     assert patch is not None
     assert patch["spec"] == {
@@ -254,30 +256,30 @@ def test_image_is_patched_by_container_name() -> None:
 
 
 def test_later_deadline_is_set() -> None:
-    patch = twin_patch(a_twin(a_pod()), a_twin(a_pod(activeDeadlineSeconds=60)))
+    patch = twin_patch(twin_of(new_pod()), twin_of(new_pod(activeDeadlineSeconds=60)))
     assert patch is not None
     assert patch["spec"]["activeDeadlineSeconds"] == 60
 
 
 def test_later_taint_changes_no_twin() -> None:
-    pod = a_pod(tolerations=[{"operator": "Exists"}])
-    created = new_twin(pod, a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
+    pod = new_pod(tolerations=[{"operator": "Exists"}])
+    created = new_twin(pod, new_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
     assert created["spec"]["tolerations"] == [{"key": "gpu", "operator": "Equal", "effect": "NoSchedule"}]
-    later = new_twin(pod, a_binding(), "n1", taints=[{"key": "drain", "effect": "NoExecute"}])
+    later = new_twin(pod, new_binding(), "n1", taints=[{"key": "drain", "effect": "NoExecute"}])
     assert twin_patch(created, later) is None
-    assert twin_patch(created, a_twin(pod)) is None
+    assert twin_patch(created, twin_of(pod)) is None
 
 
 def test_later_toleration_does_not_reach_twin() -> None:
-    created = new_twin(a_pod(), a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
-    assert twin_patch(created, a_twin(a_pod(tolerations=[{"operator": "Exists"}]))) is None
+    created = new_twin(new_pod(), new_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
+    assert twin_patch(created, twin_of(new_pod(tolerations=[{"operator": "Exists"}]))) is None
 
 
 @pytest.mark.parametrize("key", ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
 def test_held_tolerations_do_not_change_twin(key: str) -> None:
     held = {"key": key, "operator": "Exists", "effect": "NoExecute"}
-    before = a_twin(a_pod(tolerations=[{**held, "tolerationSeconds": 300}]))
-    assert is_applied(before, a_twin(a_pod(tolerations=[held])))
+    before = twin_of(new_pod(tolerations=[{**held, "tolerationSeconds": 300}]))
+    assert is_applied(before, twin_of(new_pod(tolerations=[held])))
 
 
 @pytest.mark.parametrize(
@@ -291,21 +293,21 @@ def test_held_tolerations_do_not_change_twin(key: str) -> None:
     ],
 )
 def test_immutable_fields_are_not_patched(spec: Object) -> None:
-    assert is_applied(a_twin(a_pod()), a_twin(a_pod(**spec)))
+    assert is_applied(twin_of(new_pod()), twin_of(new_pod(**spec)))
 
 
 def test_new_api_address_only_affects_new_pods() -> None:
-    assert is_applied(a_twin(a_pod()), a_twin(a_pod(), virtualEndpoints={"api": "10.0.0.8:6443"}))
+    assert is_applied(twin_of(new_pod()), twin_of(new_pod(), virtualEndpoints={"api": "10.0.0.8:6443"}))
 
 
 # -- resizing
 
 
 def test_zero_requests_are_written_once() -> None:
-    created = new_twin(a_pod(), a_binding(), "n1")
+    created = new_twin(new_pod(), new_binding(), "n1")
     assert created["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "0", "memory": "0"}}
     created["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "250m", "memory": "0"}}  # added by the owner
-    assert (twin_patch(created, a_twin(a_pod())), resize_patch(created, a_twin(a_pod()))) == (None, None)
+    assert (twin_patch(created, twin_of(new_pod())), resize_patch(created, twin_of(new_pod()))) == (None, None)
     more = {"requests": {"cpu": "1"}}
     assert resize_patch(created, twin_with_resources(more)) == {
         "spec": {"containers": [{"name": "app", "resources": more}]}
@@ -313,17 +315,17 @@ def test_zero_requests_are_written_once() -> None:
 
 
 def test_pod_level_resources_leave_containers_unchanged() -> None:
-    created = new_twin(a_pod(resources={"limits": {"cpu": "1"}}), a_binding(), "n1")
+    created = new_twin(new_pod(resources={"limits": {"cpu": "1"}}), new_binding(), "n1")
     assert created["spec"]["containers"][0]["resources"] == {"requests": {"memory": "0"}}
 
 
 def resized(before: Object, after: Object) -> Object | None:
     """Return the resize patch for a change of the container's resources."""
-    return resize_patch(a_twin(a_pod(containers=[a_container(resources=before)])), twin_with_resources(after))
+    return resize_patch(twin_of(new_pod(containers=[new_container(resources=before)])), twin_with_resources(after))
 
 
 def twin_with_resources(resources: Object) -> Object:
-    return a_twin(a_pod(containers=[a_container(resources=resources)]))
+    return twin_of(new_pod(containers=[new_container(resources=resources)]))
 
 
 def test_container_is_resized() -> None:
@@ -335,7 +337,9 @@ def test_container_is_resized() -> None:
 
 def test_sidecar_is_resized_too() -> None:
     before, after = (
-        a_twin(a_pod(initContainers=[a_container("s", restartPolicy="Always", resources={"requests": {"cpu": cpu}})]))
+        twin_of(
+            new_pod(initContainers=[new_container("s", restartPolicy="Always", resources={"requests": {"cpu": cpu}})])
+        )
         for cpu in ("1", "2")
     )
     assert resize_patch(before, after) == {
@@ -358,7 +362,7 @@ def test_owners_defaults_cause_no_resize(have: Object, want: Object) -> None:
 
 
 def test_missing_container_is_not_resized() -> None:
-    before = a_twin(a_pod(containers=[a_container("other")]))
+    before = twin_of(new_pod(containers=[new_container("other")]))
     assert resize_patch(before, twin_with_resources({"requests": {"cpu": "1"}})) is None
 
 
@@ -368,19 +372,19 @@ def test_missing_container_is_not_resized() -> None:
 def test_ephemeral_containers_are_only_added() -> None:
     debug = {"name": "d1", "image": "busybox", "targetContainerName": "app"}
     more = {"name": "d2", "image": "busybox", "envFrom": [{"secretRef": {"name": "db"}}]}
-    pod = a_pod(ephemeralContainers=[debug, more])
-    created = a_twin(pod)
+    pod = new_pod(ephemeralContainers=[debug, more])
+    created = twin_of(pod)
     assert "ephemeralContainers" not in created["spec"]
     existing = {**created, "spec": {**created["spec"], "ephemeralContainers": [debug]}}
-    [renamed] = (ephemeral_patch(existing, pod, a_binding()) or {})["spec"]["ephemeralContainers"]
+    [renamed] = (ephemeral_patch(existing, pod, new_binding()) or {})["spec"]["ephemeralContainers"]
     assert renamed["name"] == "d2"
     assert renamed["envFrom"][0]["secretRef"]["name"].startswith("db-")
-    assert ephemeral_patch({**created, "spec": {"ephemeralContainers": [debug, more]}}, pod, a_binding()) is None
-    assert ephemeral_patch(existing, a_pod(), a_binding()) is None
+    assert ephemeral_patch({**created, "spec": {"ephemeralContainers": [debug, more]}}, pod, new_binding()) is None
+    assert ephemeral_patch(existing, new_pod(), new_binding()) is None
 
 
 def test_ephemeral_containers_get_virtual_api_address() -> None:
-    pod = a_pod(
+    pod = new_pod(
         ephemeralContainers=[
             {
                 "name": "d",
@@ -389,7 +393,7 @@ def test_ephemeral_containers_get_virtual_api_address() -> None:
             }
         ]
     )
-    binding = a_binding(virtualEndpoints={"api": "10.0.0.7:6443"})
+    binding = new_binding(virtualEndpoints={"api": "10.0.0.7:6443"})
     [container] = (ephemeral_patch(desired_twin(pod, binding, "n1"), pod, binding) or {})["spec"]["ephemeralContainers"]
     assert container["env"][0]["name"] == "KUBERNETES_SERVICE_HOST"
     assert (

@@ -25,7 +25,7 @@ PODS = {path.name: yaml.safe_load(path.read_text())["pod"] for path in sorted(GO
 MAP, SECRET, CLAIM = ReferenceKind.CONFIG_MAP, ReferenceKind.SECRET, ReferenceKind.CLAIM
 
 
-def a_spec(*env: Object, env_from: tuple[Object, ...] = (), volumes: tuple[Object, ...] = (), **spec: Any) -> Object:
+def new_spec(*env: Object, env_from: tuple[Object, ...] = (), volumes: tuple[Object, ...] = (), **spec: Any) -> Object:
     container = {"name": "app", "env": list(env), "envFrom": list(env_from)}
     return {"containers": [container], "volumes": [{"name": "v", **each} for each in volumes], **spec}
 
@@ -33,25 +33,25 @@ def a_spec(*env: Object, env_from: tuple[Object, ...] = (), volumes: tuple[Objec
 @pytest.mark.parametrize(
     ("spec", "named"),
     [
-        (a_spec({"name": "A", "valueFrom": {"configMapKeyRef": {"name": "x", "key": "k"}}}), Reference(MAP, "x")),
+        (new_spec({"name": "A", "valueFrom": {"configMapKeyRef": {"name": "x", "key": "k"}}}), Reference(MAP, "x")),
         (
-            a_spec({"name": "A", "valueFrom": {"secretKeyRef": {"name": "x", "key": "k", "optional": True}}}),
+            new_spec({"name": "A", "valueFrom": {"secretKeyRef": {"name": "x", "key": "k", "optional": True}}}),
             Reference(SECRET, "x", optional=True),
         ),
-        (a_spec(env_from=({"configMapRef": {"name": "x", "optional": True}},)), Reference(MAP, "x", optional=True)),
-        (a_spec(env_from=({"prefix": "P_", "secretRef": {"name": "x"}},)), Reference(SECRET, "x")),
-        (a_spec(volumes=({"configMap": {"name": "x", "optional": False}},)), Reference(MAP, "x")),
-        (a_spec(volumes=({"secret": {"secretName": "x", "optional": True}},)), Reference(SECRET, "x", optional=True)),
-        (a_spec(volumes=({"persistentVolumeClaim": {"claimName": "x"}},)), Reference(CLAIM, "x")),
-        (a_spec(volumes=({"projected": {"sources": [{"configMap": {"name": "x"}}]}},)), Reference(MAP, "x")),
-        (a_spec(volumes=({"projected": {"sources": [{"secret": {"name": "x"}}]}},)), Reference(SECRET, "x")),
-        (a_spec(volumes=({"csi": {"driver": "d", "nodePublishSecretRef": {"name": "x"}}},)), Reference(SECRET, "x")),
-        (a_spec(volumes=({"azureFile": {"secretName": "x"}},)), Reference(SECRET, "x")),
-        (a_spec(volumes=({"rbd": {"secretRef": {"name": "x"}}},)), Reference(SECRET, "x")),
-        (a_spec(imagePullSecrets=[{"name": "x"}]), Reference(SECRET, "x", optional=True)),
-        (a_spec(initContainers=[{"name": "i", "envFrom": [{"secretRef": {"name": "x"}}]}]), Reference(SECRET, "x")),
+        (new_spec(env_from=({"configMapRef": {"name": "x", "optional": True}},)), Reference(MAP, "x", optional=True)),
+        (new_spec(env_from=({"prefix": "P_", "secretRef": {"name": "x"}},)), Reference(SECRET, "x")),
+        (new_spec(volumes=({"configMap": {"name": "x", "optional": False}},)), Reference(MAP, "x")),
+        (new_spec(volumes=({"secret": {"secretName": "x", "optional": True}},)), Reference(SECRET, "x", optional=True)),
+        (new_spec(volumes=({"persistentVolumeClaim": {"claimName": "x"}},)), Reference(CLAIM, "x")),
+        (new_spec(volumes=({"projected": {"sources": [{"configMap": {"name": "x"}}]}},)), Reference(MAP, "x")),
+        (new_spec(volumes=({"projected": {"sources": [{"secret": {"name": "x"}}]}},)), Reference(SECRET, "x")),
+        (new_spec(volumes=({"csi": {"driver": "d", "nodePublishSecretRef": {"name": "x"}}},)), Reference(SECRET, "x")),
+        (new_spec(volumes=({"azureFile": {"secretName": "x"}},)), Reference(SECRET, "x")),
+        (new_spec(volumes=({"rbd": {"secretRef": {"name": "x"}}},)), Reference(SECRET, "x")),
+        (new_spec(imagePullSecrets=[{"name": "x"}]), Reference(SECRET, "x", optional=True)),
+        (new_spec(initContainers=[{"name": "i", "envFrom": [{"secretRef": {"name": "x"}}]}]), Reference(SECRET, "x")),
         (
-            a_spec(ephemeralContainers=[{"name": "e", "envFrom": [{"secretRef": {"name": "x"}}]}]),
+            new_spec(ephemeralContainers=[{"name": "e", "envFrom": [{"secretRef": {"name": "x"}}]}]),
             Reference(SECRET, "x"),
         ),
     ],
@@ -63,14 +63,14 @@ def test_every_reference_is_found(spec: Object, named: Reference) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        a_spec({"name": "A", "value": "b"}),
-        a_spec({"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
-        a_spec({"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}),
-        a_spec(volumes=({"emptyDir": {}},)),
-        a_spec(volumes=({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}},)),
-        a_spec(volumes=({"downwardAPI": {"items": []}},)),
-        a_spec(imagePullSecrets=[{}]),
-        a_spec(volumes=({"configMap": None, "secret": None, "projected": None},)),
+        new_spec({"name": "A", "value": "b"}),
+        new_spec({"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
+        new_spec({"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}),
+        new_spec(volumes=({"emptyDir": {}},)),
+        new_spec(volumes=({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}},)),
+        new_spec(volumes=({"downwardAPI": {"items": []}},)),
+        new_spec(imagePullSecrets=[{}]),
+        new_spec(volumes=({"configMap": None, "secret": None, "projected": None},)),
         {"containers": None, "volumes": None},
     ],
 )

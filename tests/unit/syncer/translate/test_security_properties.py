@@ -27,7 +27,7 @@ junk = st.recursive(
 )
 
 
-def an_object(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Object]:
+def new_object(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Object]:
     """Return a strategy for some of the fields, each valid or not."""
     return st.fixed_dictionaries({}, optional={name: value | junk for name, value in fields.items()})
 
@@ -36,53 +36,53 @@ def either(*values: Any) -> st.SearchStrategy[Any]:
     return st.sampled_from(values)
 
 
-profiles = an_object(type=either("RuntimeDefault", "Localhost", "Unconfined", ""))
+profiles = new_object(type=either("RuntimeDefault", "Localhost", "Unconfined", ""))
 shared = {
     "runAsNonRoot": st.booleans(),
     "runAsUser": either(0, 1000),
     "seccompProfile": profiles,
     "appArmorProfile": profiles,
-    "seLinuxOptions": an_object(type=either("", "container_t", "spc_t"), user=either("", "u"), role=either("", "r")),
-    "windowsOptions": an_object(hostProcess=st.booleans()),
+    "seLinuxOptions": new_object(type=either("", "container_t", "spc_t"), user=either("", "u"), role=either("", "r")),
+    "windowsOptions": new_object(hostProcess=st.booleans()),
     "mystery": st.booleans(),
 }
-pod_contexts = an_object(sysctls=st.lists(an_object(name=either("kernel.msgmax", "net.ipv4.tcp_rmem"))), **shared)
+pod_contexts = new_object(sysctls=st.lists(new_object(name=either("kernel.msgmax", "net.ipv4.tcp_rmem"))), **shared)
 names = st.lists(either("ALL", "KILL", "NET_BIND_SERVICE", "SYS_ADMIN"), max_size=2)
-contexts = an_object(
+contexts = new_object(
     privileged=st.booleans(),
     allowPrivilegeEscalation=st.booleans(),
-    capabilities=an_object(add=names, drop=names),
+    capabilities=new_object(add=names, drop=names),
     procMount=either("Default", "Unmasked"),
     **shared,
 )
-actions = an_object(host=either("", "127.0.0.1"))
-handlers = an_object(httpGet=actions, tcpSocket=actions)
-containers = an_object(
+actions = new_object(host=either("", "127.0.0.1"))
+handlers = new_object(httpGet=actions, tcpSocket=actions)
+containers = new_object(
     name=st.text(max_size=2),
     securityContext=contexts,
-    ports=st.lists(an_object(hostPort=either(0, 80)), max_size=2),
+    ports=st.lists(new_object(hostPort=either(0, 80)), max_size=2),
     livenessProbe=handlers,
-    lifecycle=an_object(preStop=handlers),
+    lifecycle=new_object(preStop=handlers),
 )
-volumes = an_object(
+volumes = new_object(
     name=st.text(max_size=2),
     emptyDir=st.just({}),
     hostPath=st.just({"path": "/"}),
     csi=st.just({}),
-    projected=an_object(sources=st.lists(an_object(secret=st.just({}), clusterTrustBundle=st.just({})), max_size=2)),
+    projected=new_object(sources=st.lists(new_object(secret=st.just({}), clusterTrustBundle=st.just({})), max_size=2)),
 )
-crowds = st.lists(containers, max_size=3)
+container_lists = st.lists(containers, max_size=3)
 annotations = st.dictionaries(
     either("a", "container.apparmor.security.beta.kubernetes.io/c"), either("unconfined", "runtime/default") | junk
 )
-specs = an_object(
+specs = new_object(
     hostNetwork=st.booleans(),
-    os=an_object(name=either("windows", "linux")),
+    os=new_object(name=either("windows", "linux")),
     securityContext=pod_contexts,
     volumes=st.lists(volumes, max_size=2),
-    **dict.fromkeys(LISTS, crowds),
+    **dict.fromkeys(LISTS, container_lists),
 )
-pods = an_object(metadata=an_object(annotations=annotations), spec=specs)
+pods = new_object(metadata=new_object(annotations=annotations), spec=specs)
 
 
 @st.composite

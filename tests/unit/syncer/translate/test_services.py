@@ -30,12 +30,12 @@ EAST, WEST = Binding("east", "uid-east", "cluster", SPEC), Binding("west", "uid-
 HTTP = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
 
 
-def a_service(name: str = "shop", namespace: str = "team-a", **spec: Any) -> Object:
+def new_service(name: str = "shop", namespace: str = "team-a", **spec: Any) -> Object:
     metadata = {"name": name, "namespace": namespace, "uid": "u"}
     return {"metadata": metadata, "spec": {"type": "ClusterIP", "clusterIP": "10.0.0.9", "ports": [HTTP], **spec}}
 
 
-def a_slice(*addresses: str, service: str = "shop", type: str = "IPv4", **endpoint: Any) -> Object:
+def new_slice(*addresses: str, service: str = "shop", type: str = "IPv4", **endpoint: Any) -> Object:
     return {
         "metadata": {"name": f"{service}-x7", "namespace": "team-a", "labels": {SERVICE_NAME: service}},
         "addressType": type,
@@ -48,7 +48,7 @@ def a_slice(*addresses: str, service: str = "shop", type: str = "IPv4", **endpoi
 
 
 def test_twin_has_ports_but_no_selector_or_ingress() -> None:
-    service = a_service(
+    service = new_service(
         type="LoadBalancer",
         selector={"app": "shop"},
         ports=[{**HTTP, "nodePort": 30080}],
@@ -72,17 +72,17 @@ def test_twin_has_ports_but_no_selector_or_ingress() -> None:
 
 
 def test_headless_service_stays_headless() -> None:
-    assert twin_service(a_service(clusterIP="None"), EAST)["spec"]["clusterIP"] == "None"
-    assert "clusterIP" not in twin_service(a_service(), EAST)["spec"]
+    assert twin_service(new_service(clusterIP="None"), EAST)["spec"]["clusterIP"] == "None"
+    assert "clusterIP" not in twin_service(new_service(), EAST)["spec"]
 
 
 def test_external_name_is_not_synced() -> None:
-    assert not is_syncable(a_service(type="ExternalName", externalName="example.com"))
-    assert all(is_syncable(a_service(type=type)) for type in ("ClusterIP", "NodePort", "LoadBalancer"))
+    assert not is_syncable(new_service(type="ExternalName", externalName="example.com"))
+    assert all(is_syncable(new_service(type=type)) for type in ("ClusterIP", "NodePort", "LoadBalancer"))
 
 
 def test_twin_is_provably_ours_and_names_its_source() -> None:
-    twin = twin_service(a_service(), EAST)
+    twin = twin_service(new_service(), EAST)
     assert EAST.owns(twin)
     assert source_key(twin) == ["team-a/shop"]
     assert twin["metadata"]["namespace"] == "m"
@@ -93,7 +93,7 @@ def test_tenant_metadata_is_not_copied() -> None:
         "labels": {keys.CLUSTER_BINDING_UID: "uid-west", "app": "shop", SERVICE_NAME: "the-owners"},
         "annotations": {keys.VIRTUAL_NAME: "other", "external-dns.alpha.kubernetes.io/hostname": "bank.example"},
     }
-    service, slice = a_service(), a_slice("10.1.0.1")
+    service, slice = new_service(), new_slice("10.1.0.1")
     service["metadata"] |= forged
     slice["metadata"] |= forged
     twins = [twin_service(service, EAST), twin_slice(slice, service, EAST)]
@@ -112,7 +112,7 @@ NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?", fullmatch=True)
 @given(st.sets(st.tuples(NAMES, NAMES), min_size=2, max_size=5))
 def test_every_twin_has_a_unique_valid_name(services: set[tuple[str, str]]) -> None:
     names = [
-        twin_service_name(a_service(name, namespace), binding)
+        twin_service_name(new_service(name, namespace), binding)
         for namespace, name in services
         for binding in (EAST, WEST)
     ]
@@ -124,7 +124,7 @@ def test_every_twin_has_a_unique_valid_name(services: set[tuple[str, str]]) -> N
 
 
 def test_slice_has_no_node_zone_or_pod() -> None:
-    slice = a_slice(
+    slice = new_slice(
         "10.1.0.1",
         nodeName="vnode-east-n1",
         zone="a",
@@ -133,12 +133,12 @@ def test_slice_has_no_node_zone_or_pod() -> None:
         deprecatedTopology={"x": "y"},
         hostname="shop-1",
     )
-    twin = twin_slice(slice, a_service(), EAST)
+    twin = twin_slice(slice, new_service(), EAST)
     assert twin is not None
     assert twin["addressType"] == "IPv4"
     assert twin["endpoints"] == [{"addresses": ["10.1.0.1"], "conditions": {"ready": True}, "hostname": "shop-1"}]
     assert twin["ports"] == slice["ports"]
-    assert labels_of(twin)[SERVICE_NAME] == twin_service_name(a_service(), EAST)
+    assert labels_of(twin)[SERVICE_NAME] == twin_service_name(new_service(), EAST)
     assert labels_of(twin)[SLICE_MANAGER] == keys.TAPESTRY
     assert source_key(twin) == ["team-a/shop"]
 
@@ -148,14 +148,14 @@ def test_slice_has_no_node_zone_or_pod() -> None:
     ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "::1", "fe80::1", "::ffff:127.0.0.1", "metadata", ""],
 )
 def test_safety_rule_9_unroutable_address_is_dropped(address: str) -> None:
-    twin = twin_slice(a_slice(address, "10.1.0.1"), a_service(), EAST)
+    twin = twin_slice(new_slice(address, "10.1.0.1"), new_service(), EAST)
     assert twin is not None
     assert [each["addresses"] for each in twin["endpoints"]] == [["10.1.0.1"]]
 
 
 @given(st.lists(st.one_of(st.ip_addresses().map(str), st.text(max_size=8)), max_size=6))
 def test_any_copied_address_is_routable(addresses: list[str]) -> None:
-    twin = twin_slice(a_slice(*addresses), a_service(), EAST)
+    twin = twin_slice(new_slice(*addresses), new_service(), EAST)
     assert twin is not None
     found = [address for endpoint in twin["endpoints"] or () for address in endpoint["addresses"]]
     assert found == [address for address in addresses if is_routable(address)]
@@ -163,28 +163,28 @@ def test_any_copied_address_is_routable(addresses: list[str]) -> None:
 
 
 def test_empty_list_is_null() -> None:
-    twin = twin_slice({**a_slice(), "endpoints": None, "ports": None}, a_service(), EAST)
+    twin = twin_slice({**new_slice(), "endpoints": None, "ports": None}, new_service(), EAST)
     assert twin is not None
     assert (twin["endpoints"], twin["ports"]) == (None, None)
-    assert twin_service(a_service(ports=[]), EAST)["spec"]["ports"] is None
+    assert twin_service(new_service(ports=[]), EAST)["spec"]["ports"] is None
 
 
 def test_slice_of_host_names_is_not_synced() -> None:
-    assert twin_slice(a_slice("example.com", type="FQDN"), a_service(), EAST) is None
+    assert twin_slice(new_slice("example.com", type="FQDN"), new_service(), EAST) is None
 
 
 def test_slice_belongs_to_the_labelled_service() -> None:
-    assert service_key(a_slice()) == ["team-a/shop"]
+    assert service_key(new_slice()) == ["team-a/shop"]
     assert service_key({"metadata": {"name": "x", "namespace": "team-a"}}) == []
 
 
 def test_immutable_difference_needs_recreation() -> None:
-    plain, headless = twin_service(a_service(), EAST), twin_service(a_service(clusterIP="None"), EAST)
+    plain, headless = twin_service(new_service(), EAST), twin_service(new_service(clusterIP="None"), EAST)
     given = {**plain, "spec": {**plain["spec"], "clusterIP": "10.0.0.7"}}
     assert service_needs_recreate(given, headless)
     assert not service_needs_recreate(given, plain)
-    assert service_needs_recreate(a_slice(type="IPv4"), a_slice(type="IPv6"))
-    assert not service_needs_recreate(a_slice("10.1.0.1"), a_slice())
+    assert service_needs_recreate(new_slice(type="IPv4"), new_slice(type="IPv6"))
+    assert not service_needs_recreate(new_slice("10.1.0.1"), new_slice())
 
 
 # -- aliases
@@ -193,41 +193,43 @@ def test_immutable_difference_needs_recreation() -> None:
 def test_service_has_all_names_in_its_namespace() -> None:
     twin = {"spec": {"clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"]}}
     names = ("shop", "shop.team-a", "shop.team-a.svc", "shop.team-a.svc.cluster.local")
-    assert host_aliases(twin, a_service(), "team-a") == [HostAlias("10.96.0.7", names)]
-    assert host_aliases({"spec": {"clusterIP": "10.96.0.7"}}, a_service(), "team-a") == [HostAlias("10.96.0.7", names)]
+    assert host_aliases(twin, new_service(), "team-a") == [HostAlias("10.96.0.7", names)]
+    assert host_aliases({"spec": {"clusterIP": "10.96.0.7"}}, new_service(), "team-a") == [
+        HostAlias("10.96.0.7", names)
+    ]
 
 
 def test_other_namespaces_use_qualified_names() -> None:
     twin = {"spec": {"clusterIP": "10.96.0.7"}}
     names = ("shop.team-a", "shop.team-a.svc", "shop.team-a.svc.cluster.local")
-    assert host_aliases(twin, a_service(), "team-b") == [HostAlias("10.96.0.7", names)]
+    assert host_aliases(twin, new_service(), "team-b") == [HostAlias("10.96.0.7", names)]
 
 
 @pytest.mark.parametrize("namespace", ["com", "io", "internal", "local"])
 def test_alias_is_never_an_external_host_name(namespace: str) -> None:
-    [alias] = host_aliases({"spec": {"clusterIP": "10.96.0.7"}}, a_service("github", namespace), "team-a")
+    [alias] = host_aliases({"spec": {"clusterIP": "10.96.0.7"}}, new_service("github", namespace), "team-a")
     assert alias.names == (f"github.{namespace}.svc", f"github.{namespace}.svc.cluster.local")
 
 
 def test_no_address_means_no_alias() -> None:
-    assert host_aliases({"spec": {"clusterIP": "None", "clusterIPs": ["None"]}}, a_service(), "team-a") == []
-    assert host_aliases({"spec": {}}, a_service(), "team-a") == []
+    assert host_aliases({"spec": {"clusterIP": "None", "clusterIPs": ["None"]}}, new_service(), "team-a") == []
+    assert host_aliases({"spec": {}}, new_service(), "team-a") == []
 
 
 @pytest.mark.parametrize("address", ["", "None", "here", "10.0.0.1/8", 5, None, {}])
 def test_invalid_address_is_no_alias(address: Any) -> None:
-    assert host_aliases({"spec": {"clusterIPs": [address]}}, a_service(ipFamilies=["IPv4"]), "team-a") == []
+    assert host_aliases({"spec": {"clusterIPs": [address]}}, new_service(ipFamilies=["IPv4"]), "team-a") == []
 
 
 def test_aliases_are_limited_to_service_families() -> None:
     twin = {"spec": {"clusterIPs": ["10.96.0.7", "fd00::7"]}}
     found = {
-        families: [alias.ip for alias in host_aliases(twin, a_service(ipFamilies=list(families)), "team-a")]
+        families: [alias.ip for alias in host_aliases(twin, new_service(ipFamilies=list(families)), "team-a")]
         for families in (("IPv4",), ("IPv6",), ("IPv4", "IPv6"))
     }
     assert found == {("IPv4",): ["10.96.0.7"], ("IPv6",): ["fd00::7"], ("IPv4", "IPv6"): ["10.96.0.7", "fd00::7"]}
 
 
 def test_slice_names_differ_between_bindings() -> None:
-    twins = [twin_slice(a_slice("10.1.0.1"), a_service(), binding) for binding in (EAST, WEST)]
+    twins = [twin_slice(new_slice("10.1.0.1"), new_service(), binding) for binding in (EAST, WEST)]
     assert len({name_of(twin) for twin in twins if twin is not None}) == 2

@@ -31,13 +31,13 @@ EAST = Binding("east", "uid-east", "cluster", SPEC)
 DISKS = AllowedVolumes(drivers=("disk.example",), volume_handles=("vol-*",))
 
 
-def a_claim(**spec: Any) -> Object:
+def new_claim(**spec: Any) -> Object:
     given = {"accessModes": ["ReadWriteOnce"], "volumeName": "pv-1", "volumeMode": "Filesystem", **spec}
     metadata = {"name": "data", "namespace": "team-a", "uid": "claim-1"}
     return {"metadata": metadata, "spec": given, "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}}
 
 
-def a_volume(csi: Object | None = None, **spec: Any) -> Object:
+def new_volume(csi: Object | None = None, **spec: Any) -> Object:
     given = {
         "accessModes": ["ReadWriteOnce", "ReadOnlyMany"],
         "capacity": {"storage": "1Gi"},
@@ -56,29 +56,29 @@ def physical_name_for(name: str, namespace: str = "team-a") -> str:
 
 
 def errors_of(volume: Object, allowed: AllowedVolumes = DISKS) -> list[str]:
-    return [error.split(":")[0] for error in volume_errors(a_claim(), volume, allowed)]
+    return [error.split(":")[0] for error in volume_errors(new_claim(), volume, allowed)]
 
 
 # -- allowed volumes
 
 
 def test_volume_of_a_listed_driver_is_allowed() -> None:
-    assert list(volume_errors(a_claim(), a_volume(), DISKS)) == []
+    assert list(volume_errors(new_claim(), new_volume(), DISKS)) == []
 
 
 def test_unlisted_driver_is_named_by_path() -> None:
     other = AllowedVolumes(drivers=("other.example",), volume_handles=("vol-*",))
-    assert list(volume_errors(a_claim(), a_volume(), other)) == [
+    assert list(volume_errors(new_claim(), new_volume(), other)) == [
         "spec.csi.driver: disk.example is not in the binding's allowedVolumes"
     ]
 
 
 def test_storage_class_and_driver_must_be_listed() -> None:
     fast = AllowedVolumes(drivers=("disk.example",), storage_classes=("fast",), volume_handles=("vol-*",))
-    assert errors_of(a_volume(), fast) == []
-    assert errors_of(a_volume(storageClassName="slow"), fast) == ["spec.storageClassName"]
-    assert errors_of(a_volume(storageClassName=None), fast) == ["spec.storageClassName"]
-    assert errors_of(a_volume(), AllowedVolumes(storage_classes=("fast",))) == [
+    assert errors_of(new_volume(), fast) == []
+    assert errors_of(new_volume(storageClassName="slow"), fast) == ["spec.storageClassName"]
+    assert errors_of(new_volume(storageClassName=None), fast) == ["spec.storageClassName"]
+    assert errors_of(new_volume(), AllowedVolumes(storage_classes=("fast",))) == [
         "spec.csi.driver",
         "spec.csi.volumeHandle",
     ]
@@ -89,7 +89,7 @@ BY_DRIVER = AllowedVolumes(drivers=("disk.example",))
 
 def provisioned(by: str = "disk.example", name: str = "pvc-claim-1") -> Object:
     metadata = {"name": name, "uid": "volume-1", "annotations": {"pv.kubernetes.io/provisioned-by": by}}
-    return {**a_volume(), "metadata": metadata}
+    return {**new_volume(), "metadata": metadata}
 
 
 def test_volume_provisioned_for_the_claim_needs_no_pattern() -> None:
@@ -99,7 +99,7 @@ def test_volume_provisioned_for_the_claim_needs_no_pattern() -> None:
 @pytest.mark.parametrize(
     "volume",
     [
-        a_volume(),
+        new_volume(),
         provisioned(by="other.example"),
         provisioned(name="pvc-claim-2"),
         provisioned(name="claim-1"),
@@ -158,38 +158,40 @@ def test_patterns_mean_the_same_in_both_clusters(pattern: str, handle: str) -> N
     ids=lambda source: next(iter(source)),
 )
 def test_only_csi_volumes_are_allowed(source: Object) -> None:
-    volume = a_volume(**source)
+    volume = new_volume(**source)
     assert errors_of(without_field(volume, "spec", "csi")) == ["spec"]
-    assert not twin_volume(a_claim(), volume, EAST)["spec"].keys() & source.keys()
+    assert not twin_volume(new_claim(), volume, EAST)["spec"].keys() & source.keys()
 
 
 @pytest.mark.parametrize("field", CSI_SECRET_FIELDS)
 def test_secret_of_another_namespace_is_rejected(field: str) -> None:
     elsewhere = {"name": "s", "namespace": "kube-system"}
-    assert errors_of(a_volume({field: elsewhere})) == [f"spec.csi.{field}"]
-    assert errors_of(a_volume({field: {"name": "s"}})) == [f"spec.csi.{field}"]
-    assert errors_of(a_volume({field: {"namespace": "team-a"}})) == [f"spec.csi.{field}"]
-    assert errors_of(a_volume({field: {"name": "s", "namespace": "team-a"}})) == []
+    assert errors_of(new_volume({field: elsewhere})) == [f"spec.csi.{field}"]
+    assert errors_of(new_volume({field: {"name": "s"}})) == [f"spec.csi.{field}"]
+    assert errors_of(new_volume({field: {"namespace": "team-a"}})) == [f"spec.csi.{field}"]
+    assert errors_of(new_volume({field: {"name": "s", "namespace": "team-a"}})) == []
 
 
 def test_attribute_that_may_name_a_secret_is_rejected() -> None:
     attributes = {"secretNamespace": "kube-system", "secretname": "x", "size": "1", "csi.storage.k8s.io/secret": "s"}
-    assert errors_of(a_volume({"volumeAttributes": attributes})) == [
+    assert errors_of(new_volume({"volumeAttributes": attributes})) == [
         "spec.csi.volumeAttributes[secretNamespace]",
         "spec.csi.volumeAttributes[secretname]",
     ]
 
 
 def test_unknown_csi_field_is_rejected() -> None:
-    assert errors_of(a_volume({"somethingSecretRef": {"name": "s"}})) == ["spec.csi.somethingSecretRef"]
+    assert errors_of(new_volume({"somethingSecretRef": {"name": "s"}})) == ["spec.csi.somethingSecretRef"]
 
 
 def test_claim_and_volume_must_name_each_other() -> None:
-    assert is_bound(a_claim(), a_volume())
-    assert not is_bound(a_claim(volumeName="pv-2"), a_volume())
-    assert not is_bound(a_claim(), a_volume(claimRef={"namespace": "team-a", "name": "data", "uid": "an earlier one"}))
-    assert not is_bound(a_claim(), a_volume(claimRef=None))
-    assert not is_bound({**a_claim(), "status": {"phase": "Pending"}}, a_volume())
+    assert is_bound(new_claim(), new_volume())
+    assert not is_bound(new_claim(volumeName="pv-2"), new_volume())
+    assert not is_bound(
+        new_claim(), new_volume(claimRef={"namespace": "team-a", "name": "data", "uid": "an earlier one"})
+    )
+    assert not is_bound(new_claim(), new_volume(claimRef=None))
+    assert not is_bound({**new_claim(), "status": {"phase": "Pending"}}, new_volume())
 
 
 # -- twins
@@ -200,7 +202,7 @@ def test_twin_volume_is_reserved_and_retained() -> None:
     secret = {"name": "key", "namespace": "team-a"}
     attributes = {"tier": "gold", "csi.storage.k8s.io/pvc/namespace": "team-a"}
     source = {"nodeStageSecretRef": secret, "fsType": "ext4", "volumeAttributes": attributes}
-    twin = twin_volume(a_claim(), a_volume(source, nodeAffinity=affinity, mountOptions=["noatime"]), EAST)
+    twin = twin_volume(new_claim(), new_volume(source, nodeAffinity=affinity, mountOptions=["noatime"]), EAST)
     assert twin["spec"] == {
         "accessModes": ["ReadWriteOnce", "ReadOnlyMany"],
         "capacity": {"storage": "1Gi"},
@@ -228,7 +230,7 @@ def test_twin_volume_is_reserved_and_retained() -> None:
 
 @pytest.mark.parametrize("storage_class", ["fast", "", None])
 def test_twin_claim_binds_only_its_volume(storage_class: str | None) -> None:
-    claim = twin_claim(a_claim(dataSource={"kind": "X"}, selector={"matchLabels": {}}), a_volume(), EAST)
+    claim = twin_claim(new_claim(dataSource={"kind": "X"}, selector={"matchLabels": {}}), new_volume(), EAST)
     assert claim["spec"] == {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Gi"}},
@@ -236,14 +238,14 @@ def test_twin_claim_binds_only_its_volume(storage_class: str | None) -> None:
         "volumeMode": "Filesystem",
         "volumeName": physical_name_for("pv-1", ""),
     }
-    volume = a_volume(storageClassName=storage_class)
-    claim, twin = twin_claim(a_claim(), volume, EAST), twin_volume(a_claim(), volume, EAST)
+    volume = new_volume(storageClassName=storage_class)
+    claim, twin = twin_claim(new_claim(), volume, EAST), twin_volume(new_claim(), volume, EAST)
     assert claim["spec"]["storageClassName"] == (twin["spec"]["storageClassName"] or "")
     assert twin["spec"]["claimRef"]["name"] == claim["metadata"]["name"]
 
 
 def test_twins_are_provably_ours_and_name_their_sources() -> None:
-    claim, volume = a_claim(), a_volume()
+    claim, volume = new_claim(), new_volume()
     for metadata in (claim["metadata"], volume["metadata"]):
         metadata |= {"labels": {"topology.kubernetes.io/zone": "a"}, "annotations": {"pv.kubernetes.io/x": "y"}}
     for twin, source in ((twin_claim(claim, volume, EAST), claim), (twin_volume(claim, volume, EAST), volume)):
@@ -263,10 +265,10 @@ REFERENCES = st.fixed_dictionaries(
 def test_safety_rule_7_twin_volume_names_only_our_copies(
     named: dict[str, Object],
 ) -> None:
-    volume = a_volume(named)
+    volume = new_volume(named)
     if errors_of(volume):
         return
-    csi = twin_volume(a_claim(), volume, EAST)["spec"]["csi"]
+    csi = twin_volume(new_claim(), volume, EAST)["spec"]["csi"]
     copies = {physical_name_for(name) for name in secrets_of(volume)}
     assert {field for field in CSI_SECRET_FIELDS if field in csi} == named.keys()
     assert all(csi[field]["namespace"] == "m" and csi[field]["name"] in copies for field in named)
@@ -274,7 +276,7 @@ def test_safety_rule_7_twin_volume_names_only_our_copies(
 
 def test_provisioner_attributes_are_dropped() -> None:
     source = {"volumeAttributes": {"csi.storage.k8s.io/pv/name": "pv-1"}, "readOnly": False}
-    assert twin_volume(a_claim(), a_volume(source), EAST)["spec"]["csi"] == {
+    assert twin_volume(new_claim(), new_volume(source), EAST)["spec"]["csi"] == {
         "driver": "disk.example",
         "volumeHandle": "vol-1",
     }
@@ -282,8 +284,8 @@ def test_provisioner_attributes_are_dropped() -> None:
 
 def test_each_secret_is_listed_once() -> None:
     secret = {"name": "key", "namespace": "team-a"}
-    assert secrets_of(a_volume({"nodeStageSecretRef": secret, "nodePublishSecretRef": secret})) == ["key"]
-    assert secrets_of(a_volume()) == secrets_of({"spec": {"hostPath": {}}}) == []
+    assert secrets_of(new_volume({"nodeStageSecretRef": secret, "nodePublishSecretRef": secret})) == ["key"]
+    assert secrets_of(new_volume()) == secrets_of({"spec": {"hostPath": {}}}) == []
 
 
 # -- changes
@@ -301,51 +303,51 @@ def test_volume_of_deleted_claim_is_released() -> None:
 PENDING = {"type": "FileSystemResizePending", "status": "True"}
 
 
-def a_claim_with(capacity: str, *conditions: Object) -> Object:
-    return {**a_claim(), "status": {"phase": "Bound", "capacity": {"storage": capacity}, "conditions": [*conditions]}}
+def new_claim_with(capacity: str, *conditions: Object) -> Object:
+    return {**new_claim(), "status": {"phase": "Bound", "capacity": {"storage": capacity}, "conditions": [*conditions]}}
 
 
-def a_twin_with(capacity: Any, *conditions: Any) -> Object:
+def new_twin_with(capacity: Any, *conditions: Any) -> Object:
     return {"status": {"phase": "Bound", "capacity": {"storage": capacity}, "conditions": [*conditions]}}
 
 
 def test_expansion_is_reported_after_the_twin_grows() -> None:
     other = {"type": "ModifyingVolume", "status": "True"}
-    claim, volume = a_claim_with("1Gi", PENDING, other), a_volume(capacity={"storage": "2Gi"})
-    assert resize_patch(claim, volume, a_twin_with("1Gi")) is None
+    claim, volume = new_claim_with("1Gi", PENDING, other), new_volume(capacity={"storage": "2Gi"})
+    assert resize_patch(claim, volume, new_twin_with("1Gi")) is None
     done = {"capacity": {"storage": "2Gi"}, "conditions": [other], "allocatedResourceStatuses": {"storage": None}}
-    assert resize_patch(claim, volume, a_twin_with("2Gi")) == {"status": done}
-    assert resize_patch(a_claim_with("1Gi", other), volume, a_twin_with("2Gi")) == {"status": done}
-    assert resize_patch(a_claim_with("2Gi", other), volume, a_twin_with("2Gi")) is None
+    assert resize_patch(claim, volume, new_twin_with("2Gi")) == {"status": done}
+    assert resize_patch(new_claim_with("1Gi", other), volume, new_twin_with("2Gi")) == {"status": done}
+    assert resize_patch(new_claim_with("2Gi", other), volume, new_twin_with("2Gi")) is None
 
 
 def test_partial_expansion_is_reported() -> None:
-    claim, volume = a_claim_with("1Gi", PENDING), a_volume(capacity={"storage": "3Gi"})
-    assert resize_patch(claim, volume, a_twin_with("2Gi")) == {"status": {"capacity": {"storage": "2Gi"}}}
+    claim, volume = new_claim_with("1Gi", PENDING), new_volume(capacity={"storage": "3Gi"})
+    assert resize_patch(claim, volume, new_twin_with("2Gi")) == {"status": {"capacity": {"storage": "2Gi"}}}
 
 
 def test_only_conditions_of_kubelets_are_added() -> None:
-    claim, volume = a_claim_with("1Gi", PENDING), a_volume(capacity={"storage": "2Gi"})
+    claim, volume = new_claim_with("1Gi", PENDING), new_volume(capacity={"storage": "2Gi"})
     failed = {"type": "NodeResizeError", "status": "True", "message": "disk \x1b[31mfull"}
     hostile = [failed, {"type": "Bound", "status": "True"}, {**PENDING, "message": "mine"}, {"type": []}, "x", None]
     added = {"type": "NodeResizeError", "status": "True", "message": "disk [31mfull"}
-    patch = resize_patch(claim, volume, a_twin_with("1Gi", *hostile))
+    patch = resize_patch(claim, volume, new_twin_with("1Gi", *hostile))
     assert patch == {"status": {"conditions": [PENDING, added]}}
-    assert resize_patch(a_claim_with("1Gi", PENDING, added), volume, a_twin_with("1Gi", *hostile)) is None
-    assert resize_patch(a_claim_with("2Gi"), volume, a_twin_with("1Gi", *hostile)) is None
+    assert resize_patch(new_claim_with("1Gi", PENDING, added), volume, new_twin_with("1Gi", *hostile)) is None
+    assert resize_patch(new_claim_with("2Gi"), volume, new_twin_with("1Gi", *hostile)) is None
 
 
 @pytest.mark.parametrize("size", ["900Ti", "0", "-1", "much", "512Mi", 7, [], None])
 def test_safety_rule_9_claim_size_is_limited_by_volume(size: Any) -> None:
-    volume = a_volume(capacity={"storage": "2Gi"})
-    assert resize_patch(a_claim_with("1Gi", PENDING), volume, a_twin_with(size)) is None
-    assert resize_patch(a_claim(), volume, a_twin_with("1Gi")) is None
+    volume = new_volume(capacity={"storage": "2Gi"})
+    assert resize_patch(new_claim_with("1Gi", PENDING), volume, new_twin_with(size)) is None
+    assert resize_patch(new_claim(), volume, new_twin_with("1Gi")) is None
 
 
 @pytest.mark.parametrize("status", [None, [], {}, {"capacity": 7}, {"capacity": {"storage": {}}, "conditions": {}}])
 def test_safety_rule_9_invalid_twin_status_is_ignored(status: Any) -> None:
     twin = {"metadata": {"name": "t", "namespace": "m"}, "status": status}
-    assert resize_patch(a_claim_with("1Gi"), a_volume(capacity={"storage": "2Gi"}), twin) is None
+    assert resize_patch(new_claim_with("1Gi"), new_volume(capacity={"storage": "2Gi"}), twin) is None
     assert claim_problem("a/b", twin) is None
 
 

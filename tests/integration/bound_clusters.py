@@ -1,7 +1,7 @@
 """Test environment with a virtual cluster, a physical cluster and a syncer process between them.
 
-Tests share control planes.  Each `Lending` has a separate binding, mount namespace and set of nodes, and leases no
-other nodes.  No kubelet runs: tests write the status that a kubelet would write.
+Tests share control planes.  Each `BoundClusters` has a separate binding, mount namespace and set of nodes, and leases
+no other nodes.  No kubelet runs: tests write the status that a kubelet would write.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from .planes import Plane
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 LENT_TO = "lent-to"
-"""Label that distinguishes the nodes of one `Lending` from others in the same cluster."""
+"""Label that distinguishes the nodes of one `BoundClusters` from others in the same cluster."""
 TIMEOUT = 45.0
 """Default timeout of the wait functions in seconds.  A syncer starts slowly on a busy machine."""
 
@@ -57,7 +57,7 @@ Syncer = subprocess.Popen[bytes] | ForkedTapestry
 
 
 @dataclass(frozen=True)
-class Lending:
+class BoundClusters:
     """A binding and its two clusters.  The name of the binding is also its clusterID."""
 
     virtual: Client
@@ -73,16 +73,16 @@ class Lending:
         """Create a ready physical node that only this binding leases, by default with 4 CPUs and 8Gi."""
         metadata = {"name": name, "labels": {LENT_TO: self.name, **(labels or {})}}
         capacity = {"cpu": "4", "memory": "8Gi", "pods": "110", **amounts}
-        made = await self.physical.create(NODES, an_object("Node", metadata))
+        made = await self.physical.create(NODES, new_object("Node", metadata))
         status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready("True")]}
         return await self.physical.patch(NODES, object_named(name_of(made)), {"status": status}, subresource="status")
 
     async def add_policy(self, name: str, *, below: bool = False, **spec: Any) -> Object:
         """Create a policy of the operator, or of the owner with `below`."""
-        return await (self.physical if below else self.virtual).create(POLICIES, self.a_policy(name, **spec))
+        return await (self.physical if below else self.virtual).create(POLICIES, self.new_policy(name, **spec))
 
-    def a_policy(self, name: str, **spec: Any) -> Object:
-        return an_object(
+    def new_policy(self, name: str, **spec: Any) -> Object:
+        return new_object(
             POLICIES.kind, {"name": f"{self.name}-{name}"}, POLICIES.api_version, spec={"cluster": self.name, **spec}
         )
 
@@ -97,14 +97,14 @@ class Lending:
         self, name: str, node: str, *, ports: list[Object] | None = None, **requests: str
     ) -> None:
         """Create a pod of the owner on a physical node."""
-        await self.physical.create(PODS, a_pod(f"{self.name}-{name}", node, ports=ports or [], requests=requests))
+        await self.physical.create(PODS, new_pod(f"{self.name}-{name}", node, ports=ports or [], requests=requests))
 
     async def drop_foreign_pod(self, name: str) -> None:
         await self.physical.delete(PODS, object_named(f"{self.name}-{name}", "default"), grace_seconds=0)
 
     async def bind_pod(self, name: str, node: str, **spec: Any) -> Object:
         """Create a pod in the virtual cluster, bound to the virtual node of `node`."""
-        return await self.virtual.create(PODS, a_pod(f"{self.name}-{name}", self.above(node), **spec))
+        return await self.virtual.create(PODS, new_pod(f"{self.name}-{name}", self.above(node), **spec))
 
     async def run_pod(self, name: str, node: str, **spec: Any) -> Object:
         """Create a pod whose twin is bound to a physical node.  Call `end_twin` to end it as a kubelet would."""
@@ -112,7 +112,7 @@ class Lending:
         twin = await self.wait_for_twin(name)
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         where = {"name": name_of(twin), "namespace": self.mount}
-        await self.physical.create(PODS, an_object("Binding", where, target=target), subresource="binding")
+        await self.physical.create(PODS, new_object("Binding", where, target=target), subresource="binding")
         return pod
 
     async def end_twin(self, name: str) -> None:
@@ -219,18 +219,18 @@ class Lending:
 
 
 @asynccontextmanager
-async def lending(
+async def bound_clusters(
     virtual: Plane, physical: Plane, folder: Path, *, name: str = "", **spec: Any
-) -> AsyncIterator[Lending]:
+) -> AsyncIterator[BoundClusters]:
     """Create a binding with `spec` between two clusters.  The virtual cluster must have our kinds."""
     name = name or f"c{secrets.token_hex(4)}"
     async with client_of(virtual) as above, client_of(physical) as below:
-        site = Lending(above, below, virtual, name, f"{name}-mount", folder)
-        await give(below, NAMESPACES, an_object("Namespace", {"name": site.mount}))
+        site = BoundClusters(above, below, virtual, name, f"{name}-mount", folder)
+        await give(below, NAMESPACES, new_object("Namespace", {"name": site.mount}))
         await give(below, PRIORITY_CLASSES, priority_class())
         for namespace in (keys.SYSTEM_NAMESPACE, keys.HOST_PORTS_NAMESPACE):
-            await give(above, NAMESPACES, an_object("Namespace", {"name": namespace}))
-        await above.create(SECRETS, a_kubeconfig_secret(name, physical.kubeconfig.read_text()))
+            await give(above, NAMESPACES, new_object("Namespace", {"name": namespace}))
+        await above.create(SECRETS, new_kubeconfig_secret(name, physical.kubeconfig.read_text()))
         selected = {"key": LENT_TO, "operator": "In", "values": [name]}
         given = {
             "clusterID": name,
@@ -239,7 +239,7 @@ async def lending(
             "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [selected]}]},
             **spec,
         }
-        binding = an_object(CLUSTER_BINDINGS.kind, {"name": name}, CLUSTER_BINDINGS.api_version, spec=given)
+        binding = new_object(CLUSTER_BINDINGS.kind, {"name": name}, CLUSTER_BINDINGS.api_version, spec=given)
         await above.create(CLUSTER_BINDINGS, binding)
         yield site
 
@@ -324,22 +324,22 @@ async def wait_for_exit(process: Syncer) -> int:
 # -- objects
 
 
-def an_object(kind: str, metadata: Object, api_version: str = "v1", **content: Any) -> Object:
+def new_object(kind: str, metadata: Object, api_version: str = "v1", **content: Any) -> Object:
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
 
 
-def a_pod(
+def new_pod(
     name: str, node: str, *, ports: Sequence[Object] = (), requests: Mapping[str, str] = EMPTY_MAPPING, **spec: Any
 ) -> Object:
     container = {"name": "c", "image": "none", "ports": list(ports), "resources": {"requests": {**requests}}}
-    return an_object(
+    return new_object(
         "Pod", {"name": name, "namespace": "default"}, spec={"nodeName": node, "containers": [container], **spec}
     )
 
 
-def a_kubeconfig_secret(name: str, kubeconfig: str) -> Object:
+def new_kubeconfig_secret(name: str, kubeconfig: str) -> Object:
     metadata = {"name": name, "namespace": keys.SYSTEM_NAMESPACE}
-    return an_object("Secret", metadata, stringData={"kubeconfig": kubeconfig})
+    return new_object("Secret", metadata, stringData={"kubeconfig": kubeconfig})
 
 
 def ready(status: str) -> Object:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import pytest
 from msgspec import Meta
 
-from tapestry.apiext import actions
-from tapestry.apiext.actions import HttpCall, routes_of
+from tapestry.apiext import interfaces
+from tapestry.apiext.interfaces import HttpCall, routes_of
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.core.requests import User
@@ -126,7 +126,7 @@ async def test_caller_needs_right_to_subresource(widgets: Page) -> None:
 async def test_failed_handler_reveals_nothing(widgets: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     status, message = await widgets.error("POST", "/v1/widgets/a/fail")
     assert (status, message) == (500, "POST widgets.example.com/fail failed; see the log of this process")
-    monkeypatch.setattr(actions, "HANDLER_SECONDS", 0.01)
+    monkeypatch.setattr(interfaces, "HANDLER_SECONDS", 0.01)
     assert (await widgets.error("POST", "/v1/widgets/a/wait"))[0] == 504
 
 

@@ -1,4 +1,4 @@
-"""HTTP client for webhooks: resolution of Services, TLS trust, limits and error texts.
+"""Outgoing HTTP calls to webhooks and other servers: resolution of Services, TLS trust, limits and error texts.
 
 A webhook has a URL or a Service. A Service is called as `name.namespace.svc`, and its certificate must be valid for
 that name. The server resolves the name from its store, not with DNS. Connections are reused, certificates are always

@@ -19,15 +19,15 @@ from tapestry.kube.objects import Object, labels_of, name_of, value_at
 from tapestry.kube.resources import NODES, PODS
 from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
 
-from .lending import Lending, an_object, give, wait_for_all
+from .bound_clusters import BoundClusters, give, new_object, wait_for_all
 
 AT_ONCE = 32
-CROWD, MEMBER = "crowd", "member"
+POD_BATCH, MEMBER = "pod-batch", "member"
 """Labels of the pods and of their twins."""
 
 
 @dataclass
-class Crowd:
+class PodBatch:
     """A batch of pods in one namespace.  A pod name is the name of the batch and a number."""
 
     client: Client
@@ -58,12 +58,12 @@ class Crowd:
 
     async def delete(self) -> None:
         """Delete every pod of the batch with its own grace period."""
-        await self.client.delete_collection(PODS, "default", labels=f"{CROWD}={self.name}")
+        await self.client.delete_collection(PODS, "default", labels=f"{POD_BATCH}={self.name}")
 
     async def wait_until_running(self, count: int, *, timeout: float = 180) -> None:
         if not await self.wait_until_true(lambda: len(self.running) == count, timeout):
             seen = f"{len(self.bound)} were bound, {len(self.mapped)} mapped, {len(self.running)} run"
-            raise TimeoutError(f"crowd {self.name} of {count}: after {timeout:g} s {seen}")
+            raise TimeoutError(f"pod_batch {self.name} of {count}: after {timeout:g} s {seen}")
 
     async def is_gone(self, *, timeout: float = 60) -> bool:
         """Wait until no pod and no twin is left.  Return False on timeout."""
@@ -101,12 +101,12 @@ class Crowd:
 
 
 @asynccontextmanager
-async def crowd(site: Lending, name: str) -> AsyncIterator[Crowd]:
+async def pod_batch(site: BoundClusters, name: str) -> AsyncIterator[PodBatch]:
     """Observe an empty batch, to which pods can be added."""
-    made = Crowd(site.virtual, name)
-    above = Informer(site.virtual, PODS, namespace="default", labels=f"{CROWD}={name}", transform=pod_summary)
+    made = PodBatch(site.virtual, name)
+    above = Informer(site.virtual, PODS, namespace="default", labels=f"{POD_BATCH}={name}", transform=pod_summary)
     above.on_change(made.see_pod)
-    below = Informer(site.physical, PODS, namespace=site.mount, labels=f"{CROWD}={name}", transform=pod_summary)
+    below = Informer(site.physical, PODS, namespace=site.mount, labels=f"{POD_BATCH}={name}", transform=pod_summary)
     below.on_change(made.see_twin)
     async with asyncio.TaskGroup() as group:
         following = [group.create_task(informer.run()) for informer in (above, below)]
@@ -124,14 +124,14 @@ def pod_summary(pod: Object) -> Object:
     return {"metadata": summary, "phase": value_at(pod, "status", "phase")}
 
 
-def member(crowd: str, number: int, node: str, **spec: Any) -> Object:
+def member(pod_batch: str, number: int, node: str, **spec: Any) -> Object:
     """A pod that takes about one kilobyte on the server."""
-    name = f"{crowd}-{number}"
+    name = f"{pod_batch}-{number}"
     requests = {"cpu": "10m", "memory": "10Mi"}
     container = {"name": "c", "image": "images.example/busybox:1", "resources": {"requests": requests}}
-    return an_object(
+    return new_object(
         "Pod",
-        {"name": name, "namespace": "default", "labels": {CROWD: crowd, MEMBER: name}},
+        {"name": name, "namespace": "default", "labels": {POD_BATCH: pod_batch, MEMBER: name}},
         spec={
             "nodeName": node,
             "automountServiceAccountToken": False,
@@ -142,7 +142,7 @@ def member(crowd: str, number: int, node: str, **spec: Any) -> Object:
     )
 
 
-async def lend(site: Lending, count: int) -> list[str]:
+async def lend(site: BoundClusters, count: int) -> list[str]:
     """Create large physical nodes and a policy that lends them.  Return the names of their virtual nodes."""
     names = [f"node-{number:04d}" for number in range(count)]
     waiting = iter(names)
@@ -159,7 +159,7 @@ async def lend(site: Lending, count: int) -> list[str]:
     return [site.above(name) for name in names]
 
 
-async def wait_until_lent(site: Lending, count: int) -> None:
+async def wait_until_lent(site: BoundClusters, count: int) -> None:
     """Wait until the syncer has created all virtual nodes."""
     await wait_for_all(
         site.virtual,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tapestry.apiserver.core.webhook_client import webhook_url
+from tapestry.apiserver.core.outgoing_http import webhook_url
 
 
 @pytest.mark.parametrize(
