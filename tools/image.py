@@ -124,6 +124,7 @@ LEFT_OUT_SYSTEM_FILES = (
 LEFT_OUT_WHEEL_FILES = (
     *("*/tests/*", "*/test/*", "*.pyi", "*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.proto", "*.data/*"),
     "apsw/sqlite_extra_binaries/*",  # command line tools of SQLite
+    *("cffi/*", "pycparser/*"),  # compilers of bindings; cryptography has compiled ones
     "pygments/*",  # rich imports it only to highlight source code
 )
 
