@@ -94,7 +94,7 @@ node-assets: ## Also build kubelet and kube-proxy, for the tests with real nodes
 conformance-assets: ## Build the tests of Kubernetes (nine minutes, once)
 	@$(PYTHON) tools/kube_assets.py --conformance
 
-client-assets: ## Build helm and kwok, for the long tests of the API server
+client-assets: ## Build helm, kwok and metrics-server, for long tests
 	@$(PYTHON) tools/kube_assets.py --clients
 
 generator-assets: ## Install a generator of API clients, for the long test of the OpenAPI documents; it needs Java

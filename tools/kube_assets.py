@@ -90,6 +90,7 @@ CONFORMANCE = [
 CLIENTS = [
     Program("helm", "helm", "helm.sh/helm/v3/cmd/helm", 115),
     Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", 170),
+    Program("metrics-server", "metrics-server", "sigs.k8s.io/metrics-server/cmd/metrics-server", 120),
 ]
 QUEUES = [
     Program(
@@ -204,7 +205,9 @@ def main() -> int:
     what.add_argument(
         "--conformance", action="store_true", help="build the tests of Kubernetes, and kubectl, which they call"
     )
-    what.add_argument("--clients", action="store_true", help="build clients of an API server: helm and kwok")
+    what.add_argument(
+        "--clients", action="store_true", help="build clients of an API server: helm, kwok and metrics-server"
+    )
     what.add_argument("--queues", action="store_true", help="build Kueue, for the test of its guide")
     what.add_argument("--monitoring", action="store_true", help="build Prometheus and promtool, for the tests of rules")
     parser.add_argument("--print-dir", action="store_true", help="print the folder of the programs and build nothing")

@@ -22,6 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 from cryptography.hazmat.primitives import hashes
@@ -30,21 +31,25 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
-from tapestry.apis.names import physical_name, syncer_lease_name, syncer_name
+from tapestry.apis.names import node_metrics_path, physical_name, syncer_lease_name, syncer_name
 from tapestry.apis.ownership import owner_selector
 from tapestry.apis.permissions import (
     MANAGER_PERMISSIONS,
+    SERVING_SIGNER,
     SYNCER_HOST_PORTS,
     SYNCER_IN_PHYSICAL,
     SYNCER_IN_VIRTUAL,
     SYNCER_KUBECONFIG,
     SYNCER_LEADER_ELECTION,
     SYNCER_ROLE,
+    SYNCER_SERVING_SECRET,
     SYNCER_STREAMS,
     SYNCER_VOLUMES,
     Placeholder,
 )
 from tapestry.apis.policies import POLICIES
+from tapestry.apis.serving_certificates import serving_secret_name
+from tapestry.apiserver.core.certificate_requests import alternative_names, parse_request
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.logs import pod_log
@@ -81,6 +86,7 @@ from tapestry.kube.resources import (
     SECRETS,
     SERVICE_ACCOUNTS,
     SERVICES,
+    SIGNING_REQUESTS,
     Resource,
 )
 from tapestry.local import nodes
@@ -95,7 +101,7 @@ from .permission_audit import PermissionAudit, permission_errors
 MOUNT = "tapestry-leased"
 NODE = "vnode-east-n1"
 DRIVER = "csi.example"
-SYNCER_RESOURCES = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
+SYNCER_RESOURCES = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, SERVICES, DEPLOYMENTS)
 ELECTION = {"leaseSeconds": 5, "deadlineSeconds": 3, "retrySeconds": 1}
 MANAGER_SETTINGS = {
     "TAPESTRY_LEADER_ELECTION_LEASE_SECONDS": "5",
@@ -114,7 +120,12 @@ WEBSOCKET_HEADERS = (
     ("Sec-WebSocket-Protocol", "v4.channel.k8s.io"),
 )
 
-EXCEPTIONS = {"the manager": {f"bind clusterroles {SYNCER_ROLE}": "checked when a ClusterRoleBinding is written"}}
+EXCEPTIONS = {
+    "the manager": {
+        f"bind clusterroles {SYNCER_ROLE}": "checked when a ClusterRoleBinding is written",
+        f"approve signers {SERVING_SIGNER}": "checked when a request is approved",
+    }
+}
 """Permissions that no request shows, by account, and their purpose."""
 
 
@@ -124,13 +135,17 @@ def permission_audits(above: ControlPlane, below: ControlPlane, account: str) ->
         **manager_places,
         Placeholder.SYNCER_LEASE: syncer_lease_name("east"),
         Placeholder.KUBECONFIG_SECRET: "east",
+        Placeholder.SERVING_SECRET: serving_secret_name(syncer_name("east")),
     }
     physical_places = {
         Placeholder.MOUNT_NAMESPACE: MOUNT,
         Placeholder.SYNCER_ACCOUNT_NAMESPACE: MOUNT,
         Placeholder.SYNCER_ACCOUNT: account,
     }
-    syncer_permissions = (*SYNCER_IN_VIRTUAL, *SYNCER_LEADER_ELECTION, *SYNCER_HOST_PORTS, *SYNCER_KUBECONFIG)
+    syncer_permissions = (
+        *(*SYNCER_IN_VIRTUAL, *SYNCER_LEADER_ELECTION, *SYNCER_HOST_PORTS),
+        *(*SYNCER_KUBECONFIG, *SYNCER_SERVING_SECRET),
+    )
     physical_permissions = (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES, *SYNCER_STREAMS)
     return [
         PermissionAudit("the manager", SYSTEM, "tapestry-manager", above, MANAGER_PERMISSIONS, manager_places),
@@ -254,6 +269,28 @@ async def change_syncer_objects(world: World) -> None:
         )
 
 
+async def certify_and_remove_service(world: World) -> None:
+    """Approve certificates for the Service of the syncers, then for their pods, which the API server can reach here."""
+    service = await world.virtual.get(SERVICES, syncer_name("east"), SYSTEM)
+    address = service["spec"]["clusterIP"]
+    address_of = lambda node: node["status"]["addresses"][0]["address"]  # noqa: E731
+    await wait_for_object(world.virtual, NODES, NODE, lambda node: address_of(node) == address)
+    await wait_for_any(world.virtual, SIGNING_REQUESTS, lambda each: is_approved_for(each, address))
+    container = {"name": "manager", "env": [{"name": "TAPESTRY_SYNCER_KUBELET_SERVICE", "value": "false"}]}
+    patch = {"spec": {"template": {"spec": {"containers": [container]}}}}
+    options = {"type": PatchType.STRATEGIC}
+    await world.virtual.patch(DEPLOYMENTS, object_named("tapestry-manager", SYSTEM), patch, **options)
+    await wait_until_deleted(world.virtual, SERVICES, syncer_name("east"), SYSTEM)
+    node = await wait_for_object(world.virtual, NODES, NODE, lambda node: address_of(node) != address)
+    await wait_for_any(world.virtual, SIGNING_REQUESTS, lambda each: is_approved_for(each, address_of(node)))
+
+
+def is_approved_for(request: Object, address: str) -> bool:
+    names = alternative_names(parse_request(request["spec"]["request"]))
+    approved = value_at(request, "status", "conditions", 0, "type") == "Approved"
+    return approved and address in {str(each.value) for each in names}
+
+
 async def update_virtual_node(world: World) -> None:
     """Change the CSI drivers, the used host ports and the policies of a node."""
     drivers = [{"name": DRIVER, "nodeID": "n1"}, {"name": "csi.other", "nodeID": "n1"}]
@@ -296,6 +333,16 @@ async def read_pod_log(world: World) -> None:
     """Read the log of the pod. It is empty because the twin is not scheduled."""
     async with pod_log(world.virtual, "work", "default", {}) as chunks:
         assert [chunk async for chunk in chunks] == []
+
+
+async def read_usage(world: World) -> None:
+    """Read the usage of a virtual node. The physical cluster has no metrics API."""
+    node = await world.virtual.get(NODES, NODE)
+    port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+    url = f"https://{node['status']['addresses'][0]['address']}:{port}{node_metrics_path(NODE)}"
+    headers = {"Authorization": f"Bearer {world.above.token}"}
+    async with aiohttp.ClientSession(headers=headers) as session, session.get(url, ssl=False) as response:
+        assert (response.status, "has no metrics API" in await response.text()) == (503, True)
 
 
 async def request_streams(world: World) -> None:
@@ -466,9 +513,11 @@ STEPS: tuple[Callable[[World], Any], ...] = (
     kill_syncers_and_occupy_node_name,
     change_leases,
     change_syncer_objects,
+    certify_and_remove_service,
     update_virtual_node,
     run_pod_with_dependencies,
     read_pod_log,
+    read_usage,
     request_streams,
     change_pod_and_dependencies,
     grow_volume,

@@ -1,5 +1,6 @@
 """`tapestry k` and `tapestry doctor` in the folder of a running world."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import yaml
 from .worlds import TAPESTRY, TIMEOUT_SECONDS, running_world
 
 Command = Callable[..., str]
+POLL_SECONDS = 1.0
 SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1"}}
 
 
@@ -77,6 +79,52 @@ def test_pod_log_comes_from_physical_cluster(tapestry: Command) -> None:
         (line,) = tapestry("k", "logs", "deployment/talk", *flags).splitlines()
         assert re.fullmatch(r"tapestry-leased/talk-\S+ is simulated: nothing runs in talk, .*", line)
     tapestry("k", "delete", "deploy", "talk")
+
+
+async def wait_for_output(run: Callable[[], str], pattern: str) -> None:
+    """Repeat a command until its output matches: usage is measured and cached in intervals of ten seconds."""
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while True:
+            if re.search(pattern, await asyncio.to_thread(run), re.MULTILINE):
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def test_top_shows_virtual_nodes_and_leased_pods(tapestry: Command) -> None:
+    tapestry("k", "create", "deployment", "used", "--image", "nginx", "--requests", "cpu=250m,memory=64Mi")
+    tapestry("k", "wait", "deploy/used", "--for", "condition=Available", "--timeout", "60s")
+    await wait_for_output(lambda: tapestry("k", "top", "pods"), r"^used-\S+ +250m +64Mi$")
+    nodes = tapestry("k", "top", "nodes")
+    assert re.search(r"^vnode-cluster-1-\S+ +\d+m +\d+% +\d+Mi +\d+%$", nodes, re.MULTILINE), nodes
+    assert re.search(r"^default +used-\S+ +250m +64Mi$", tapestry("k", "top", "pods", "-A"), re.MULTILINE)
+    tapestry("k", "delete", "deploy", "used")
+
+
+AUTOSCALER = {
+    "apiVersion": "autoscaling/v2",
+    "kind": "HorizontalPodAutoscaler",
+    "metadata": {"name": "load"},
+    "spec": {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "load"},
+        "maxReplicas": 2,
+        "metrics": [
+            {
+                "type": "Resource",
+                "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}},
+            }
+        ],
+    },
+}
+"""Simulated pods use what they request, so their utilization is 100%."""
+
+
+def test_autoscaler_follows_the_usage_of_leased_pods(tapestry: Command) -> None:
+    tapestry("k", "create", "deployment", "load", "--image", "nginx", "--requests", "cpu=50m")
+    tapestry("k", "apply", "-f", "-", stdin=yaml.safe_dump(AUTOSCALER))
+    tapestry("k", "wait", "deploy/load", "--for", "jsonpath={.status.readyReplicas}=2", "--timeout", "100s")
+    assert "cpu resource utilization (percentage of request) above target" in tapestry("k", "describe", "hpa", "load")
+    for kind in ("hpa", "deploy"):
+        tapestry("k", "delete", kind, "load")
 
 
 def test_errors_are_one_line_with_exit_code(tapestry: Command) -> None:

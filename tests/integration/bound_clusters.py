@@ -176,14 +176,20 @@ class BoundClusters:
     # -- the syncer
 
     @contextmanager
-    def syncer(self, *, forked: bool = True, **settings: str) -> Iterator[Syncer]:
+    def syncer(self, *, forked: bool = True, leader_elect: bool = False, **settings: str) -> Iterator[Syncer]:
         """Run `tapestry syncer` for this binding.  It must exit cleanly on SIGTERM and log no traceback.
 
         If it is not `forked`, its memory and its start are those of a new process.
         """
         command = ["syncer", "--binding", self.name, "--kubeconfig", self.virtual_plane.kubeconfig]
         command += ["--allow-loopback"]
-        command += ["--leader-elect=false", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
+        command += [
+            f"--leader-elect={str(leader_elect).lower()}",
+            "--metrics-bind-address",
+            "",
+            "--health-probe-bind-address",
+            "",
+        ]
         command += ["--audit", self.audit]
         environ = {**os.environ, **{f"TAPESTRY_{name.upper()}": value for name, value in settings.items()}}
         if forked:

@@ -16,7 +16,7 @@ from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.client.watch import wait_for
-from tapestry.controlplane.certificates import SIGNING_REQUESTS, condition_of
+from tapestry.controlplane.certificates import condition_of
 from tapestry.controlplane.signers import (
     BACKDATED,
     CLIENT,
@@ -27,6 +27,7 @@ from tapestry.controlplane.signers import (
     signed_certificate,
 )
 from tapestry.kube.objects import Object, value_at
+from tapestry.kube.resources import SIGNING_REQUESTS
 
 from .processes import running
 from .servers import OwnServer

@@ -46,3 +46,8 @@ def syncer_lease_name(binding: str) -> str:
 def tokens_secret_name(virtual_cluster: str, binding_uid: str, namespace: str, pod: str) -> str:
     """Return the name of the physical Secret with the service account tokens of a virtual pod."""
     return hashed_name(f"{pod}-tokens", virtual_cluster, binding_uid, namespace, pod, "tokens")
+
+
+def node_metrics_path(node: str) -> str:
+    """Return the path of the resource metrics of a virtual node.  All nodes of a syncer have the same address."""
+    return f"/nodes/{node}/metrics/resource"

@@ -27,12 +27,14 @@ from tapestry.kube.resources import (
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
+    POD_METRICS,
     PODS,
     ROLE_BINDINGS,
     ROLES,
     SECRETS,
     SERVICE_ACCOUNTS,
     SERVICES,
+    SIGNING_REQUESTS,
     SUBJECT_ACCESS_REVIEWS,
     TOKEN_REVIEWS,
     VERTICAL_AUTOSCALERS,
@@ -44,6 +46,8 @@ SYNCER_ROLE = "tapestry-syncer"
 SYNC_BACK_ROLE = "tapestry-sync-back"
 """ClusterRole that lets a syncer change ConfigMaps and Secrets.  It is not bound by default: to allow sync-back, bind
 it to the syncer's account in a namespace."""
+SERVING_SIGNER = "kubernetes.io/kubelet-serving"
+"""Signer of the certificates of kubelets, and of the kubelet API of virtual nodes."""
 IDENTITY_NAMESPACE = "kube-system"
 """Namespace whose UID identifies a cluster."""
 
@@ -55,6 +59,7 @@ class Placeholder(StrEnum):
     KUBECONFIG_NAMESPACE = "a namespace of kubeconfigs"
     KUBECONFIG_SECRET = "the binding's Secret"
     SYNCER_LEASE = "the syncer's Lease"
+    SERVING_SECRET = "the Secret with the syncer's serving certificate"
     MOUNT_NAMESPACE = "the mount namespace"
     SYNCER_ACCOUNT = "the syncer's account below"
     SYNCER_ACCOUNT_NAMESPACE = "the namespace of the syncer's account below"
@@ -77,10 +82,13 @@ class Permission:
 
     def __str__(self) -> str:
         """Return a readable form: `create pods in team-a`, `get namespaces kube-system`."""
-        words = [",".join(self.verbs), self.rule_resource, *self.names]
+        resource = self.resource.name if self.resource is POD_METRICS else self.rule_resource
+        words = [",".join(self.verbs), resource, *self.names]
         return " ".join([*words, "in", self.namespace] if self.namespace else words)
 
 
+SIGNERS = Resource("certificates.k8s.io", "v1", "Signer", "signers", namespaced=False)
+"""Signers of certificates, which exist only as names in roles."""
 LIST_WATCH = ("list", "watch")
 READ_WRITE = ("get", "list", "watch", "create", "patch", "delete")
 
@@ -117,6 +125,7 @@ SYNCER_IN_VIRTUAL = (
     Permission(PERSISTENT_VOLUME_CLAIMS, ("patch",), subresource="status"),
     Permission(PERSISTENT_VOLUMES, ("get", "list", "watch")),
     Permission(EVENTS, ("create", "patch")),
+    Permission(SIGNING_REQUESTS, ("get", "create")),
     *CALLER_REVIEWS,
 )
 """Permissions of a syncer in the virtual cluster: the ClusterRole `tapestry-syncer`."""
@@ -129,6 +138,9 @@ SYNC_BACK_PERMISSIONS = (
 
 SYNCER_LEADER_ELECTION = LEADER_ELECTION
 """Permissions of a syncer in the manager's namespace."""
+
+SYNCER_SERVING_SECRET = (Permission(SECRETS, LIST_WATCH, Placeholder.MANAGER_NAMESPACE, (Placeholder.SERVING_SECRET,)),)
+"""Permissions of a syncer on the Secret with a serving certificate, if there is one."""
 
 SYNCER_HOST_PORTS = (Permission(PODS, ("create",), keys.HOST_PORTS_NAMESPACE),)
 """Permissions of every syncer in the host-ports namespace.  Installed with it, so the manager need not grant them."""
@@ -151,6 +163,7 @@ SYNCER_IN_PHYSICAL = (
     ),
     Permission(PODS, ("get", "create", "patch", "delete"), Placeholder.MOUNT_NAMESPACE),
     Permission(PODS, ("get",), Placeholder.MOUNT_NAMESPACE, subresource="log"),
+    Permission(POD_METRICS, ("list",), Placeholder.MOUNT_NAMESPACE),
     Permission(EVENTS, LIST_WATCH, Placeholder.MOUNT_NAMESPACE),
     Permission(PODS, ("patch",), Placeholder.MOUNT_NAMESPACE, subresource="ephemeralcontainers"),
     Permission(PODS, ("patch",), Placeholder.MOUNT_NAMESPACE, subresource="resize"),
@@ -174,8 +187,11 @@ SYNCER_STREAMS = tuple(
 """More permissions of a syncer in the physical cluster, unless the owner declines them.  A binding needs none of them.
 SPDY requires `create`, and WebSocket requires `get`."""
 
-VOLUME_KINDS = frozenset(permission.resource for permission in SYNCER_VOLUMES)
-"""Resources that only volumes need.  Without permissions on them, everything else works."""
+OPTIONAL_FEATURES = {
+    **{permission.resource: "volumes are not synced" for permission in SYNCER_VOLUMES},
+    POD_METRICS: "the usage of pods and virtual nodes is unknown",
+}
+"""Resources that only one feature needs, and what happens without permissions on them.  Everything else works."""
 
 MANAGER_PERMISSIONS = (
     Permission(CLUSTER_BINDINGS, ("get", "list", "watch", "patch")),
@@ -186,8 +202,12 @@ MANAGER_PERMISSIONS = (
     Permission(CLUSTER_ROLES, ("bind",), names=(SYNCER_ROLE,)),
     Permission(NODES, ("list", "delete")),
     Permission(PODS, ("list", "delete")),
+    Permission(SIGNING_REQUESTS, LIST_WATCH),
+    Permission(SIGNING_REQUESTS, ("patch",), subresource="approval"),
+    Permission(SIGNERS, ("approve",), names=(SERVING_SIGNER,)),
     Permission(EVENTS, ("create", "patch")),
     *CALLER_REVIEWS,
+    Permission(SERVICES, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
     Permission(DEPLOYMENTS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
     Permission(DISRUPTION_BUDGETS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
     Permission(VERTICAL_AUTOSCALERS, ("get", "create", "patch", "delete"), Placeholder.MANAGER_NAMESPACE),

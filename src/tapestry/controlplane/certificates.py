@@ -27,15 +27,12 @@ from tapestry.controlplane.signers import (
 )
 from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
-from tapestry.kube.resources import SUBJECT_ACCESS_REVIEWS, Resource
+from tapestry.kube.resources import SIGNING_REQUESTS, SUBJECT_ACCESS_REVIEWS
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-SIGNING_REQUESTS = Resource(
-    "certificates.k8s.io", "v1", "CertificateSigningRequest", "certificatesigningrequests", namespaced=False
-)
 APPROVING, SIGNING, CLEANING = "csrapproving", "csrsigning", "csrcleaner"
 CONTROLLER_NAMES = (APPROVING, SIGNING, CLEANING)
 DECIDED_SECONDS, PENDING_SECONDS = 3600, 24 * 3600

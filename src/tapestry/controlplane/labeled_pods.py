@@ -20,6 +20,9 @@ class LabeledPods:
         """Keys of pods by namespace, name of a label, and value."""
         pods.on_change(self._update)
 
+    def get(self, key: str) -> Object | None:
+        return self._pods.get(key)
+
     def matching(self, namespace: str | None, selector: LabelSelector) -> list[Object]:
         """Return the pods of a namespace, or of all, that the selector matches."""
         label = next(iter(selector.required_labels()), None)

@@ -21,10 +21,9 @@ from tapestry.inspect.status import physical_node_name
 from tapestry.kube.errors import Forbidden, KubeError, NotFound
 from tapestry.kube.objects import Object, key_of, name_of, value_at
 from tapestry.kube.quantity import ResourceList, parse_quantity
-from tapestry.kube.resources import NODES, Resource
+from tapestry.kube.resources import NODES, POD_METRICS
 from tapestry.manager.connectivity import Connect
 
-POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "PodMetrics", "pods")
 MAX_CONCURRENT_KUBELETS = 16
 """Kubelets queried at the same time."""
 METRICS_TIMEOUT = 20.0

@@ -80,6 +80,7 @@ REPLICATION_CONTROLLERS = Resource("", "v1", "ReplicationController", "replicati
 JOBS = Resource("batch", "v1", "Job", "jobs")
 CRON_JOBS = Resource("batch", "v1", "CronJob", "cronjobs")
 AUTOSCALERS = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+NODE_METRICS = Resource("metrics.k8s.io", "v1beta1", "NodeMetrics", "nodes", namespaced=False)
 POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "PodMetrics", "pods")
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 NODE_LEASE_NAMESPACE = "kube-node-lease"
@@ -91,6 +92,9 @@ CSI_NODES = Resource("storage.k8s.io", "v1", "CSINode", "csinodes", namespaced=F
 VOLUME_ATTACHMENTS = Resource("storage.k8s.io", "v1", "VolumeAttachment", "volumeattachments", namespaced=False)
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "Role", "roles")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
+SIGNING_REQUESTS = Resource(
+    "certificates.k8s.io", "v1", "CertificateSigningRequest", "certificatesigningrequests", namespaced=False
+)
 API_SERVICES = Resource("apiregistration.k8s.io", "v1", "APIService", "apiservices", namespaced=False)
 CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
 CLUSTER_ROLE_BINDINGS = Resource(

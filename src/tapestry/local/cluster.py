@@ -28,8 +28,9 @@ from tapestry.local.container_commands import ProcessPolicy
 from tapestry.local.control_planes import RunningCluster, kubernetes_control_plane, tapestry_control_plane
 from tapestry.local.isolation import isolation_failure, machine_isolation
 from tapestry.local.kubelet_api import KubeletServer, kubelet_tls, loopback_socket, serve_kubelet
-from tapestry.local.metrics_api import MetricsServer, serve_metrics_api
+from tapestry.local.metrics_api import MetricsServer, UsageSource, serve_metrics_api
 from tapestry.local.pod_sandbox import Endpoint
+from tapestry.local.scraped_nodes import scraped_nodes
 from tapestry.local.world_folder import VIRTUAL, WorldFolder
 from tapestry.process.logs import logger
 from tapestry.process.system import stop_event
@@ -96,8 +97,11 @@ async def run_kubelets(plan: ClusterPlan, cluster: RunningCluster) -> AsyncItera
             for install in (simulated_kubelet.install, *process_kubelets)
         ]
         if cluster.front_proxy_ca is not None:
-            pods, folder = LabeledPods(kubelets[0].pods), plan.folder / "metrics"  # all kubelets watch the same pods
-            metrics = MetricsServer(kubelets, pods, cluster.manager.now)
+            pods, folder = kubelets[0].pods, plan.folder / "metrics"  # all kubelets watch the same pods
+            virtual_nodes = scraped_nodes(cluster.manager, plan.folder, pods)
+            stack.push_async_callback(virtual_nodes.close)
+            sources: list[UsageSource] = [*kubelets, virtual_nodes]
+            metrics = MetricsServer(sources, LabeledPods(pods), cluster.manager.now)
             await stack.enter_async_context(serve_metrics_api(metrics, cluster.client, folder, cluster.front_proxy_ca))
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.manager.run(), name="controllers")

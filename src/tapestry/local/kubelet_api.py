@@ -28,10 +28,10 @@ from tapestry.kube.errors import ApiError, BadRequest, MethodNotAllowed, NotFoun
 from tapestry.kube.objects import EMPTY_MAPPING, Object, name_of, uid_of
 from tapestry.kube.pods import CONTAINER_FIELDS, containers_of
 from tapestry.kube.times import parse_time
+from tapestry.kube.usage import PodUsage, metrics_page, stats_summary
 from tapestry.local.kubelet_streams import StreamServer
 from tapestry.local.nodes import BY_ADDRESS
 from tapestry.local.runtime import LogNotFound, LogQuery, Runtime
-from tapestry.local.usage import metrics_page, stats_summary
 from tapestry.process.logs import logger
 from tapestry.streams.negotiation import UpgradeRejected
 
@@ -136,6 +136,10 @@ class KubeletServer:
         if container is not None and all(each["name"] != container for each in containers_of(pod, CONTAINER_FIELDS)):
             raise NotFound(404, "NotFound", f'container "{container}" not found in pod "{name}"')
         return pod
+
+    async def usages(self, nodes: Sequence[Object]) -> list[Sequence[PodUsage] | None]:
+        """Return the usage of the pods on each node."""
+        return [self.runtime.usage(each) for each in nodes]
 
     async def authorize(self, exchange: Exchange, subresource: str, verb: str = "") -> Object:
         """Return the called node; raise the error to respond with if the caller is not authorized.

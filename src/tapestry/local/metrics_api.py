@@ -1,24 +1,26 @@
 """The metrics API (`metrics.k8s.io/v1beta1`) of a local cluster, for `kubectl top` and autoscalers.
 
-It serves the usage of the nodes whose kubelets run in this process, as an aggregated API server behind an APIService.
-Only the API server can connect, with its front proxy certificate. It has authorized each request.
+It serves the usage of the nodes whose kubelets run in this process, and of virtual nodes, as an aggregated API server
+behind an APIService. Only the API server can connect, with its front proxy certificate. It has authorized each request.
 """
 
 import base64
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from aiohttp import web
 
 from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
 from tapestry.client.client import Client
+from tapestry.controller import Informer
 from tapestry.controlplane.labeled_pods import LabeledPods
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of
-from tapestry.kube.resources import API_SERVICES, CLUSTER_ROLES, SERVICES
+from tapestry.kube.resources import API_SERVICES, CLUSTER_ROLES, NODE_METRICS, POD_METRICS, SERVICES
 from tapestry.kube.selectors import (
     FieldSelector,
     LabelSelector,
@@ -26,8 +28,7 @@ from tapestry.kube.selectors import (
     parse_field_selector,
     parse_label_selector,
 )
-from tapestry.local.kubelet_api import KubeletServer
-from tapestry.local.usage import NODE_METRICS, POD_METRICS, node_metrics, pod_metrics
+from tapestry.kube.usage import PodUsage, node_metrics, pod_metrics
 from tapestry.process.addresses import Address
 from tapestry.process.logs import logger
 from tapestry.process.probes import bound_socket, serve_app
@@ -41,16 +42,27 @@ API_SERVICE = f"{VERSION}.{GROUP}"
 READER_ROLE = "system:aggregated-metrics-reader"
 VERBS = ["get", "list"]
 RESOURCES = [
-    {"name": "nodes", "singularName": "", "namespaced": False, "kind": NODE_METRICS, "verbs": VERBS},
-    {"name": "pods", "singularName": "", "namespaced": True, "kind": POD_METRICS, "verbs": VERBS},
+    {"name": "nodes", "singularName": "", "namespaced": False, "kind": NODE_METRICS.kind, "verbs": VERBS},
+    {"name": "pods", "singularName": "", "namespaced": True, "kind": POD_METRICS.kind, "verbs": VERBS},
 ]
+
+
+class UsageSource(Protocol):
+    """Some nodes of the cluster, and the usage of their pods."""
+
+    @property
+    def nodes(self) -> Informer: ...
+
+    async def usages(self, nodes: Sequence[Object]) -> list[Sequence[PodUsage] | None]:
+        """Return the usage of the pods on each node, or None for a node whose usage is not available."""
+        ...
 
 
 @dataclass(frozen=True)
 class MetricsServer:
-    """HTTP handlers of the metrics API for the nodes of some kubelets."""
+    """HTTP handlers of the metrics API for the nodes of some sources."""
 
-    kubelets: Sequence[KubeletServer]
+    sources: Sequence[UsageSource]
     pods: LabeledPods
     """Pods on nodes."""
     now: Callable[[], datetime]
@@ -71,43 +83,44 @@ class MetricsServer:
 
     async def list_nodes(self, request: web.Request) -> web.Response:
         now, (labels, fields) = self.now(), selectors_of(request)
-        nodes = [each for each in self.nodes() if is_selected(each[1], labels, fields)]
-        items = [node_metrics(node, kubelet.runtime.usage(node), now) for kubelet, node in nodes]
-        return list_response(NODE_METRICS, items)
+        nodes = [name_of(each) for each in self.nodes() if is_selected(each, labels, fields)]
+        items = [node_metrics(node, usages, now) for node, usages in await self.usages(nodes)]
+        return list_response(NODE_METRICS.kind, items)
 
     async def get_node(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        for kubelet, node in self.nodes(name):
-            return web.json_response(node_metrics(node, kubelet.runtime.usage(node), self.now()))
+        for node, usages in await self.usages([name]):
+            return web.json_response(node_metrics(node, usages, self.now()))
         return not_found("nodes", name)
 
     async def list_pods(self, request: web.Request) -> web.Response:
         now, namespace, (labels, fields) = self.now(), request.match_info.get("namespace"), selectors_of(request)
         pods = self.pods.matching(namespace, labels)
         keys = {key_of(pod) for pod in pods if is_selected(pod, labels, fields)}
-        items = []
-        for name in {pod["spec"]["nodeName"] for pod in pods}:
-            for kubelet, node in self.nodes(name):
-                items += [pod_metrics(each, now) for each in kubelet.runtime.usage(node) if key_of(each.pod) in keys]
-        return list_response(POD_METRICS, items)
+        found = await self.usages({pod["spec"]["nodeName"] for pod in pods})
+        items = [pod_metrics(each, now) for _, usages in found for each in usages if key_of(each.pod) in keys]
+        return list_response(POD_METRICS.kind, items)
 
     async def get_pod(self, request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
-        for kubelet in self.kubelets:
-            pod = kubelet.pods.store.get(f"{namespace}/{name}")
-            node = kubelet.nodes.store.get(pod["spec"]["nodeName"]) if pod is not None else None
-            if node is not None:
-                for usage in kubelet.runtime.usage(node):
-                    if (namespace_of(usage.pod), name_of(usage.pod)) == (namespace, name):
-                        return web.json_response(pod_metrics(usage, self.now()))
+        pod = self.pods.get(f"{namespace}/{name}")
+        for _, usages in await self.usages([pod["spec"]["nodeName"]] if pod is not None else []):
+            for usage in usages:
+                if (namespace_of(usage.pod), name_of(usage.pod)) == (namespace, name):
+                    return web.json_response(pod_metrics(usage, self.now()))
         return not_found("pods", f"{namespace}/{name}")
 
-    def nodes(self, name: str | None = None) -> Iterator[tuple[KubeletServer, Object]]:
-        """Yield all nodes, or the one of that name."""
-        for kubelet in self.kubelets:
-            for node in kubelet.nodes.store.list() if name is None else (kubelet.nodes.store.get(name),):
-                if node is not None:
-                    yield kubelet, node
+    def nodes(self) -> Iterator[Object]:
+        return (node for source in self.sources for node in source.nodes.store.list())
+
+    async def usages(self, names: Iterable[str]) -> list[tuple[Object, Sequence[PodUsage]]]:
+        """Return the nodes of these names whose usage is available, with the usage of their pods."""
+        found = []
+        for source in self.sources:
+            nodes = [node for node in map(source.nodes.store.get, names) if node is not None]
+            pairs = zip(nodes, await source.usages(nodes), strict=True)
+            found += [(node, usages) for node, usages in pairs if usages is not None]
+        return found
 
 
 def selectors_of(request: web.Request) -> tuple[LabelSelector, FieldSelector]:

@@ -24,6 +24,7 @@ from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import CONFIGMAPS, PODS, RUNTIME_CLASSES, SECRETS
+from tapestry.kube.usage import ContainerUsage, PodUsage
 from tapestry.local import nodes
 from tapestry.local.bound_pods import BoundPods, bound_pods
 from tapestry.local.child_processes import PAGE_BYTES, process_tree_stat, uptime
@@ -45,7 +46,7 @@ from tapestry.local.statuses import (
     status_differs,
     waiting_state,
 )
-from tapestry.local.usage import ContainerUsage, CpuRates, CpuSample, PodUsage
+from tapestry.local.usage import CpuRates, CpuSample
 from tapestry.local.volume_sources import MissingSource, SourceReferences, Sources, source_references
 from tapestry.process.logs import logger
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Protocol
 
 from tapestry.kube.objects import Object
-from tapestry.local.usage import PodUsage
+from tapestry.kube.usage import PodUsage
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from tapestry.controller import Manager, Result
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of
 from tapestry.kube.resources import PODS
+from tapestry.kube.usage import PodUsage
 from tapestry.local import nodes
 from tapestry.local.bound_pods import BoundPods, bound_pods
 from tapestry.local.kubelet_api import KubeletServer
@@ -22,7 +23,7 @@ from tapestry.local.nodes import SIMULATED_POD_NETWORK, NodeType, new_node
 from tapestry.local.runtime import ContainerProcess, LogQuery, StreamRejected
 from tapestry.local.simulated_pods import deletion_time, final_status, status_update
 from tapestry.local.statuses import PodAddresses
-from tapestry.local.usage import PodUsage, requested_usage
+from tapestry.local.usage import requested_usage
 
 SIMULATED_NODES = NodeType(keys.SIMULATED_NODE, "simulated", "this node is simulated")
 WORKERS = 32

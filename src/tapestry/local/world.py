@@ -289,10 +289,15 @@ def is_established(definition: Object | None) -> bool:
 def with_local_settings(manager: Object) -> Object:
     """Return the manager's Deployment with the settings of a local world.
 
-    Each syncer has one replica, because there is only one machine.  The clusters are on loopback addresses.
+    Each syncer has one replica, because there is only one machine.  The clusters are on loopback addresses, and nothing
+    forwards the addresses of Services.
     """
     template = manager["spec"]["template"]
-    settings = {"TAPESTRY_SYNCER_REPLICAS": "1", "TAPESTRY_ALLOW_LOOPBACK": "true"}
+    settings = {
+        "TAPESTRY_SYNCER_REPLICAS": "1",
+        "TAPESTRY_SYNCER_KUBELET_SERVICE": "false",
+        "TAPESTRY_ALLOW_LOOPBACK": "true",
+    }
     env = [{"name": name, "value": value} for name, value in settings.items()]
     containers = [{**each, "env": [*each.get("env", ()), *env]} for each in template["spec"]["containers"]]
     return with_value(manager, ("spec", "template", "spec", "containers"), containers)

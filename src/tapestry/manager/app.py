@@ -19,12 +19,13 @@ from tapestry.controller import App, Informer, Manager, generation_changed
 from tapestry.controller.app import manager_for
 from tapestry.controller.store import Indexer, Store
 from tapestry.kube.objects import Object, annotations_of, labels_of, value_at
-from tapestry.kube.resources import SECRETS, Resource
+from tapestry.kube.resources import SECRETS, SERVICES, Resource
 from tapestry.manager.bindings import INDEXERS, BindingReconciler, is_relevant_change, secret_keys_of
 from tapestry.manager.config import BindingsConfig
 from tapestry.manager.connectivity import KUBECONFIG_KEY, Connect, ConnectivityChecker
 from tapestry.manager.leftovers import LeftoverReconciler, leftovers_in
 from tapestry.manager.manifests import Scope
+from tapestry.manager.serving_certificates import install_approver
 from tapestry.manager.syncers import (
     BY_BINDING,
     SyncerDeployer,
@@ -74,6 +75,7 @@ def install(
     for informer in syncers.caches.values():
         controller.watch(informer, reconciler.bindings_of_object)
     install_leftovers(config, manager, bindings, secrets, connect)
+    install_approver(manager, bindings, syncers.caches.get((SERVICES, config.namespace)), config.namespace)
     for phase in PHASES:
         BINDINGS.labels(phase).set_function(partial(count, bindings.store, phase))
 

@@ -20,7 +20,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.mount_labels import is_taken, taken_message
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.ownership import MAX_GRACE_SECONDS
-from tapestry.apis.permissions import IDENTITY_NAMESPACE, VOLUME_KINDS
+from tapestry.apis.permissions import IDENTITY_NAMESPACE, OPTIONAL_FEATURES
 from tapestry.controller import Informer, Manager, Result, Terminal
 from tapestry.controller.store import Indexer
 from tapestry.kube.conditions import find_condition, new_condition
@@ -238,14 +238,14 @@ class BindingReconciler:
 def check_cluster(binding: Object, probe: ProbeResult, others: Iterable[Object], virtual_cluster: str) -> None:
     """Raise BindingError if a reachable cluster may not be used.
 
-    Missing permissions that only volumes need are not an error: everything else works without them.
+    Missing permissions that only volumes or usage need are not an error: everything else works without them.
     """
     if probe.identity is not None:
         check_identity(binding, probe.identity, others)
     if is_taken(probe.mount, virtual_cluster):
         message = taken_message(str(value_at(binding, "spec", "mountNamespace")), virtual_cluster)
         raise BindingError(keys.MOUNT_NAMESPACE_TAKEN, message, condition=PERMITTED, retry=RetryPolicy.ON_RECHECK)
-    missing = [permission for permission in probe.missing if permission.resource not in VOLUME_KINDS]
+    missing = [permission for permission in probe.missing if permission.resource not in OPTIONAL_FEATURES]
     if missing:
         permissions = ", ".join(map(str, missing))
         message = f"the kubeconfig does not grant: {permissions}"

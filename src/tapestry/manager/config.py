@@ -38,6 +38,8 @@ class SyncerSettings(Section, frozen=True):
     """Requests and limits of one replica."""
     args: list[str] = field(default_factory=list)
     """Arguments added after those of the template, which they override."""
+    kubelet_service: bool = True
+    """True if each syncer gets a Service, whose address its virtual nodes show.  The API server must reach Services."""
     priority_class_name: str = ""
     kubeconfig_secret: str = ""
     """Secret with a kubeconfig of the virtual cluster (key `kubeconfig`), in the cluster that syncers run in."""

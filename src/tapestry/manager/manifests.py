@@ -22,11 +22,12 @@ from tapestry.kube.resources import (
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
+    SERVICES,
     Resource,
 )
 
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
-KINDS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS, DEPLOYMENTS)
+KINDS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS, SERVICES, DEPLOYMENTS)
 """Kinds of objects that a syncer may consist of."""
 
 Values = Mapping[str, Any]

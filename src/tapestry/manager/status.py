@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tapestry.apis.clusterbindings import SYNCER_REASONS
+from tapestry.apis.permissions import OPTIONAL_FEATURES
 from tapestry.kube.conditions import find_condition, new_condition, with_condition
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.times import timestamp
@@ -67,11 +68,12 @@ def binding_conditions(
 
 
 def permitted_condition(probe: ProbeResult | None) -> Object:
-    """Return the condition Permitted.  Missing permissions that only volumes need do not affect the rest."""
+    """Return the condition Permitted.  Missing permissions that only one feature needs do not affect the rest."""
     if probe is None or not probe.missing:
         return new_condition(PERMITTED, True, PERMITTED, "the kubeconfig grants every permission that a syncer needs")
     permissions = ", ".join(map(str, probe.missing))
-    message = f"volumes are not synced: the kubeconfig does not grant {permissions}; `tapestry join` grants them"
+    effects = " and ".join(dict.fromkeys(OPTIONAL_FEATURES[each.resource] for each in probe.missing))
+    message = f"{effects}: the kubeconfig does not grant {permissions}; `tapestry join` grants them"
     return new_condition(PERMITTED, False, "PermissionsMissing", message)
 
 

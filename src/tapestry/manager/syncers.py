@@ -19,10 +19,12 @@ from tapestry.apis.permissions import (
     SYNCER_KUBECONFIG,
     SYNCER_LEADER_ELECTION,
     SYNCER_ROLE,
+    SYNCER_SERVING_SECRET,
     Placeholder,
     policy_rules,
     with_names,
 )
+from tapestry.apis.serving_certificates import serving_secret_name
 from tapestry.client.client import Client
 from tapestry.client.options import Propagation
 from tapestry.controller import Informer
@@ -41,7 +43,7 @@ from tapestry.kube.objects import (
     value_at,
 )
 from tapestry.kube.quantity import parse_quantity
-from tapestry.kube.resources import DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS, Resource
+from tapestry.kube.resources import DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS, SERVICES, Resource
 from tapestry.kube.schemas import to_unstructured
 from tapestry.manager.autoscaling import ensure_autoscaler
 from tapestry.manager.config import PROFILES, BindingsConfig, ContainerResources
@@ -123,7 +125,8 @@ class SyncerDeployer:
             manifests = syncer_manifests(self.templates(), template_values(binding, spec, self.config), self.caches)
         except (TemplateError, OSError) as error:
             raise syncer_error(str(error)) from error
-        return [self.with_owner_metadata(each, binding, spec) for each in manifests]
+        wanted = [each for each in manifests if each.resource is not SERVICES or self.config.syncer.kubelet_service]
+        return [self.with_owner_metadata(each, binding, spec) for each in wanted]
 
     def with_owner_metadata(self, manifest: Manifest, binding: Object, spec: ClusterBindingSpec) -> Manifest:
         """Return the object with owner labels and references, which override the template."""
@@ -215,7 +218,7 @@ def scopes(config: BindingsConfig) -> list[Scope]:
     for resource in DEPLOYED_RESOURCES if config.deploy_kubeconfig else KINDS:
         if not resource.namespaced:
             allowed.append((resource, None))
-        elif resource in DEPLOYED_RESOURCES:
+        elif resource in (*DEPLOYED_RESOURCES, SERVICES):
             allowed.append((resource, config.namespace))
         else:
             allowed += [(resource, namespace) for namespace in sorted(config.secret_namespaces)]
@@ -224,14 +227,17 @@ def scopes(config: BindingsConfig) -> list[Scope]:
 
 def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) -> Values:
     name, settings, pods = name_of(binding), config.syncer, spec.syncer
+    syncer, is_remote = syncer_name(spec.cluster_id), bool(config.deploy_kubeconfig)
+    secret = serving_secret_name(syncer)
     places = {
         Placeholder.MANAGER_NAMESPACE: config.namespace,
         Placeholder.SYNCER_LEASE: syncer_lease_name(name),
         Placeholder.KUBECONFIG_NAMESPACE: spec.secret_ref.namespace,
         Placeholder.KUBECONFIG_SECRET: spec.secret_ref.name,
+        Placeholder.SERVING_SECRET: secret,
     }
     return {
-        "name": syncer_name(spec.cluster_id),
+        "name": syncer,
         "namespace": config.namespace,
         "bindingName": name,
         "bindingUID": uid_of(binding),
@@ -240,7 +246,9 @@ def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsC
         "secretNamespace": spec.secret_ref.namespace,
         "kubeconfigNamespaces": ",".join(sorted(config.secret_namespaces)),
         "clusterRole": SYNCER_ROLE,
-        "homeRules": policy_rules(with_names(SYNCER_LEADER_ELECTION, places)),
+        "homeRules": policy_rules(with_names((*SYNCER_LEADER_ELECTION, *SYNCER_SERVING_SECRET), places)),
+        "kubeletService": None if is_remote or not settings.kubelet_service else f"{config.namespace}/{syncer}",
+        "servingSecret": None if is_remote else f"{config.namespace}/{secret}",
         "kubeconfigRules": policy_rules(with_names(SYNCER_KUBECONFIG, places)),
         "image": pods.image or settings.image,
         "replicas": settings.replicas if pods.replicas is None else pods.replicas,

@@ -9,20 +9,17 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.apiserver.serving.http_handler import IDLE_SECONDS, credentials_of
 from tapestry.apiserver.serving.http_server import HttpServer
 from tapestry.client.client import Client
 from tapestry.client.delegated_auth import Caller, DelegatedAuth
-from tapestry.kube.errors import ApiError, BadRequest, Forbidden, MethodNotAllowed, NotFound
+from tapestry.kube.errors import ApiError, BadRequest, Forbidden, MethodNotAllowed, NotFound, Unavailable
 from tapestry.kube.objects import Object, uid_of
 from tapestry.kube.resources import CONFIGMAPS
 from tapestry.nodeproxy.logs import LogRelay
@@ -30,16 +27,16 @@ from tapestry.nodeproxy.physical_errors import internal_error
 from tapestry.nodeproxy.stream_relay import StreamRelay
 from tapestry.nodeproxy.stream_requests import METHODS, StreamTarget, stream_target
 from tapestry.nodeproxy.twins import TwinLookup
+from tapestry.nodeproxy.usage import UsageReader, UsageRequest, UsageUnavailable, unknown_node_message, usage_request
 from tapestry.process.addresses import Address
 from tapestry.process.logs import logger
-from tapestry.process.probes import server_tls
 
 log = logger(__name__)
 
 AUTHENTICATION_CONFIGMAP = "extension-apiserver-authentication"
 """ConfigMap in which API servers publish the CAs of their clients."""
-SHM_DIR = Path("/dev/shm")
-"""Folder for temporary files in memory.  In a container, it may be the only writable one."""
+FORWARDED_URI = "x-forwarded-uri"
+PROMETHEUS = "text/plain; version=0.0.4"
 MAX_PARAMETERS = 100
 READ_METHODS = ("GET", "HEAD")
 
@@ -52,6 +49,7 @@ class KubeletServer:
     twins: TwinLookup
     logs: LogRelay
     streams: StreamRelay
+    usage: UsageReader
     connection_limiter: ConnectionLimiter = field(default_factory=ConnectionLimiter)
 
     async def handle(self, exchange: Exchange) -> None:
@@ -59,6 +57,8 @@ class KubeletServer:
         try:
             if (target := stream_target(path)) is not None:
                 await self.stream(exchange, target, query)
+            elif (requested := usage_request(path, exchange.headers.get(FORWARDED_URI, ""))) is not None:
+                await self.respond_usage(exchange, requested)
             else:
                 await self.respond(exchange, path, query)
         except ApiError as error:
@@ -94,16 +94,38 @@ class KubeletServer:
                 await self.logs.relay(exchange, query_options(query), pod, container)
             case _:
                 await self.authorize(exchange, "create", None)
-                raise NotFound(404, "NotFound", "a virtual node serves logs, exec, attach and port-forward")
+                raise NotFound(404, "NotFound", "a virtual node serves logs, exec, attach, port-forward and usage")
+
+    async def respond_usage(self, exchange: Exchange, requested: UsageRequest) -> None:
+        """Respond with the usage of one virtual node."""
+        node, is_read = self.usage.source.node(requested.node), exchange.method in READ_METHODS
+        verb, name = "get" if is_read else "create", requested.node if node is not None else ""
+        await self.authorize_node(exchange, verb, requested.subresource, name)
+        if node is None:
+            raise NotFound(404, "NotFound", unknown_node_message(requested))
+        if not is_read:
+            raise MethodNotAllowed(405, "MethodNotAllowed", f"{exchange.method} is not allowed")
+        try:
+            if requested.subresource == "metrics":
+                page, content_type = await self.usage.resource_metrics(node), PROMETHEUS
+            else:
+                page, content_type = await self.usage.stats_summary(node), "application/json"
+        except UsageUnavailable as error:
+            raise Unavailable(503, "ServiceUnavailable", str(error)) from error
+        exchange.send(200, {"Content-Type": content_type}, page)
 
     async def authorize(self, exchange: Exchange, verb: str, pod: Object | None) -> str:
         """Return the name of the caller, who may use the node of the pod.
 
         This precedes any other response, so that others cannot learn which pods exist.
         """
+        return await self.authorize_node(exchange, verb, "proxy", pod["spec"]["nodeName"] if pod is not None else "")
+
+    async def authorize_node(self, exchange: Exchange, verb: str, subresource: str, node: str) -> str:
+        """Return the name of the caller, who may use that subresource of the node, or of all nodes without a name."""
         credentials = credentials_of(exchange)
         caller = Caller(credentials.certificate, credentials.bearer_token)
-        user = await self.callers.authorize(caller, verb, "proxy", pod["spec"]["nodeName"] if pod is not None else "")
+        user = await self.callers.authorize(caller, verb, subresource, node)
         name: str = user.get("username", "")
         self.connection_limiter.assign(exchange.connection, name)
         return name
@@ -145,19 +167,15 @@ async def serve_kubelet(kubelet: KubeletServer, address: Address, tls: ssl.SSLCo
             await server.stop()
 
 
-def kubelet_tls(host: str, certificate: str, key: str, client_ca: str, published_cas: str) -> ssl.SSLContext:
-    """Return a TLS context with the certificate in these files, or with a self-signed one.
+def kubelet_tls(client_ca: str, published_cas: str) -> ssl.SSLContext:
+    """Return a TLS context without a certificate.
 
     Client certificates are verified by the CAs in the file `client_ca`, or else by `published_cas`.
     """
-    if certificate:
-        context = server_tls(certificate, key, client_ca or None)
-    else:
-        with TemporaryDirectory(dir=SHM_DIR if SHM_DIR.is_dir() else None) as folder:
-            files = CertificateAuthority(Path(folder)).server_certificate([host])
-            context = server_tls(str(files[0]), str(files[1]), client_ca or None)
-    if published_cas and not client_ca:
-        context.load_verify_locations(cadata=published_cas)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if client_ca or published_cas:
+        context.load_verify_locations(client_ca or None, cadata=None if client_ca else published_cas)
         context.verify_mode = ssl.CERT_OPTIONAL
     return context
 

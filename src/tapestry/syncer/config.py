@@ -7,6 +7,7 @@ from msgspec import Meta, field
 
 from tapestry.apis import keys
 from tapestry.controller.config import LeaderElection, ManagerConfig
+from tapestry.kube.names import dns_label_error, dns_subdomain_error
 from tapestry.process.addresses import parse_address
 from tapestry.process.config import Section
 
@@ -16,8 +17,12 @@ class Kubelet(Section, frozen=True):
 
     address: str = ""
     """Address to listen on, also published in node status; empty serves none, port 0 takes a free port."""
+    service: str = ""
+    """Namespace and name of a Service that leads here, whose address nodes show instead, as in `NAMESPACE/NAME`."""
     certificate: str = ""
     key: str = ""
+    secret: str = ""
+    """Namespace and name of a Secret with a certificate, as in `NAMESPACE/NAME`; files have precedence."""
     client_ca: str = ""
     """CA of client certificates of callers; by default the one that the virtual cluster publishes."""
 
@@ -29,6 +34,10 @@ class Kubelet(Section, frozen=True):
             raise ValueError(f"address: {self.address} names no IP; give one that virtual nodes can publish") from None
         if bool(self.certificate) != bool(self.key):
             raise ValueError("certificate and key belong together")
+        for option, text in (("service", self.service), ("secret", self.secret)):
+            namespace, _, name = text.partition("/")
+            if text and (dns_label_error(namespace) or dns_subdomain_error(name)):
+                raise ValueError(f"{option}: {text} is not of the form NAMESPACE/NAME")
 
 
 class SyncerConfig(ManagerConfig, frozen=True):

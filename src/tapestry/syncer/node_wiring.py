@@ -73,6 +73,7 @@ def wire_nodes(syncer: Syncer) -> tuple[LeaseCache, Reclaimer, Callable[[], None
         nodes.watch(informer, every_node, when=spec_changed)
     for informer in (*caches.lease_informers, caches.csi_nodes):
         informer.after_sync(requeue_every_node)
+    syncer.kubelet.on_change = requeue_every_node
     renewals.watch(caches.virtual_nodes, when=lifecycle_changed)
     caches.physical_pods.on_change(syncer.shortages.on_physical_pod_change)
     return leases, reclaimer, requeue_every_node

@@ -12,6 +12,7 @@ import msgspec
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.names import node_metrics_path
 from tapestry.kube.names import safe_label_value
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of, value_at
 from tapestry.kube.pods import taint_named
@@ -62,7 +63,7 @@ def virtual_node(
     taints = node_taints(node, lease, binding, existing, now)
     after = ExpectedMetadata(
         node_labels(node, binding, name),
-        node_annotations(node, lease, binding, existing),
+        {**node_annotations(node, lease, binding, existing), **metrics_annotations(name, kubelet)},
         [(each["key"], each["effect"]) for each in taints],
     )
     metadata = {
@@ -112,6 +113,10 @@ def node_annotations(node: Object, lease: Lease, binding: Binding, existing: Obj
     if lease.ends is not None and lease.ends_soon:
         annotations[keys.LEASE_ENDS] = timestamp(lease.ends)
     return annotations
+
+
+def metrics_annotations(name: str, kubelet: Endpoint | None) -> dict[str, str]:
+    return {keys.METRICS_PATH: node_metrics_path(name)} if kubelet is not None else {}
 
 
 def node_taints(node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime) -> list[Taint]:

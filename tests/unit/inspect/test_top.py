@@ -15,13 +15,13 @@ from tapestry.cli import top as command
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, run, running_clock
-from tapestry.inspect.metrics import POD_METRICS, KubeletAccess, UsageReader, kubelet_url, summary_amounts
+from tapestry.inspect.metrics import KubeletAccess, UsageReader, kubelet_url, summary_amounts
 from tapestry.inspect.queries import Queries
 from tapestry.inspect.snapshots import QueryError
 from tapestry.inspect.top import UsageReport, loads_table, sorted_loads, usage_report
 from tapestry.kube.objects import Object, object_named, with_type_meta
 from tapestry.kube.quantity import parse_quantity
-from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS
+from tapestry.kube.resources import NAMESPACES, NODES, POD_METRICS, PODS, SECRETS
 from tapestry.local import control_planes
 from tapestry.syncer.translate.pods import twin_name
 

@@ -15,10 +15,10 @@ from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.apiserver.serving.http_server import HttpServer
 from tapestry.kube.errors import ApiError, BadRequest, TooManyRequests
 from tapestry.kube.objects import Object
+from tapestry.kube.usage import PodUsage
 from tapestry.local import kubelet_streams
 from tapestry.local.kubelet_streams import SESSIONS, StreamServer, requested_streams
 from tapestry.local.runtime import LogQuery, StreamRejected
-from tapestry.local.usage import PodUsage
 from tapestry.streams import remote_command
 from tapestry.streams.background import background_tasks
 from tapestry.streams.connection import SocketConnection

@@ -1,17 +1,10 @@
-"""Usage of simulated and real pods, and objects of the metrics API."""
+"""Usage of simulated and real pods."""
 
 from datetime import UTC, datetime, timedelta
 
 from tapestry.kube.objects import Object
-from tapestry.local.usage import (
-    ContainerUsage,
-    CpuRates,
-    CpuSample,
-    PodUsage,
-    node_metrics,
-    pod_metrics,
-    requested_usage,
-)
+from tapestry.kube.usage import node_metrics, pod_metrics
+from tapestry.local.usage import CpuRates, CpuSample, requested_usage
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -34,12 +27,6 @@ def test_simulated_pods_use_what_they_request() -> None:
     node = node_metrics({"metadata": {"name": "n"}}, usages, NOW)
     assert node["usage"] == {"cpu": "1250000000n", "memory": "1114112Ki"}
     assert node_metrics({"metadata": {"name": "n"}}, [], NOW)["usage"] == {"cpu": "0n", "memory": "0Ki"}
-
-
-def test_containers_are_listed_separately() -> None:
-    parts = [ContainerUsage("a", NOW, 0.1, 1, 1024), ContainerUsage("b", NOW, 0.2, 1, 2048)]
-    containers = pod_metrics(PodUsage(running_pod("x", "1", "1"), parts), NOW)["containers"]
-    assert [each["usage"]["memory"] for each in containers] == ["1Ki", "2Ki"]
 
 
 def test_cpu_rate_is_that_of_the_last_interval() -> None:

@@ -41,13 +41,18 @@ from tapestry.kube.resources import (
     ROLES,
     SECRETS,
     SERVICE_ACCOUNTS,
+    SERVICES,
+    SIGNING_REQUESTS,
 )
 from tapestry.manager.app import SyncerCluster, install, with_election_namespace
 from tapestry.manager.config import BindingsConfig
 
 SYSTEM = keys.SYSTEM_NAMESPACE
-OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS, DEPLOYMENTS)
-VIRTUAL = (CLUSTER_BINDINGS, POLICIES, NAMESPACES, SECRETS, NODES, PODS, EVENTS, LEASES, *OF_SYNCERS)
+OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS, SERVICES, DEPLOYMENTS)
+VIRTUAL = (
+    *(CLUSTER_BINDINGS, POLICIES, NAMESPACES, SECRETS, NODES, PODS, EVENTS, LEASES, SIGNING_REQUESTS),
+    *OF_SYNCERS,
+)
 PHYSICAL = (NAMESPACES, *BELONGINGS)
 
 
@@ -104,7 +109,8 @@ class World:
 
         def review(body: Object) -> Object:
             attributes = value_at(body, "spec", "resourceAttributes", default={})
-            return {"allowed": f"{attributes['verb']} {attributes['resource']}" not in denied}
+            group = ".metrics.k8s.io" if attributes.get("group") == "metrics.k8s.io" else ""
+            return {"allowed": f"{attributes['verb']} {attributes['resource']}{group}" not in denied}
 
         api = InProcessApi(PHYSICAL, now=self.clock.now, review=review if denied else everything_allowed)
         self.clusters[server] = api

@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Callable
 from datetime import datetime
+from functools import cache
 
 import pytest
 from cryptography import x509
@@ -16,6 +17,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
 from tapestry.apis.ownership import OWNED_RESOURCES as BELONGINGS
 from tapestry.apis.policies import POLICIES
+from tapestry.apis.serving_certificates import service_names, signing_request
 from tapestry.client.client import Client
 from tapestry.client.transport import Transport
 from tapestry.client.watch import wait_for
@@ -36,13 +38,16 @@ from tapestry.kube.resources import (
     ROLES,
     SECRETS,
     SERVICE_ACCOUNTS,
+    SERVICES,
+    SIGNING_REQUESTS,
 )
 from tapestry.manager.app import install
 from tapestry.manager.config import BindingsConfig
 
 VIRTUAL = [
     *(CLUSTER_BINDINGS, POLICIES, NAMESPACES, SECRETS, NODES, PODS),
-    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS, DEPLOYMENTS),
+    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS),
+    *(SERVICES, DEPLOYMENTS, SIGNING_REQUESTS),
 ]
 CONFIG = BindingsConfig(leader_election=LeaderElection(enabled=False))
 SYSTEM = keys.SYSTEM_NAMESPACE
@@ -115,8 +120,22 @@ async def bind_and_unbind(virtual: Client, physical: Client) -> None:
     await wait_for(virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=A_DAY)
 
 
-async def bind_only(virtual: Client, physical: Client) -> None:
+@cache
+def known_request(names: frozenset[str]) -> Object:
+    """Return the same request in every replay, although signatures are random."""
+    return signing_request("r", "tapestry-syncer-east", names, ec.generate_private_key(ec.SECP256R1()))
+
+
+async def bind_and_certify(virtual: Client, physical: Client) -> None:
+    """Request a serving certificate as the syncer, and wait for the approval."""
     await bound(virtual, physical)
+    service = await wait_for(virtual, SERVICES, "tapestry-syncer-east", SYSTEM, until=bool, timeout=A_DAY)
+    assert service is not None
+    request = known_request(service_names(service))
+    account = f"system:serviceaccount:{SYSTEM}:tapestry-syncer-east"
+    await virtual.create(SIGNING_REQUESTS, {**request, "spec": {**request["spec"], "username": account}})
+    approved = lambda obj: value_at(obj, "status", "conditions", 0, "type") == "Approved"  # noqa: E731
+    assert await wait_for(virtual, SIGNING_REQUESTS, "r", until=approved, timeout=A_DAY)
 
 
 async def force_unbind_and_clean_up(virtual: Client, physical: Client) -> None:
@@ -167,7 +186,7 @@ SCENARIOS = [
     Scenario(name, VIRTUAL, setup, world, CONFIG, others=[[NAMESPACES, *BELONGINGS]], counts=counts)
     for name, world, counts in (
         ("a binding comes and goes", bind_and_unbind, lambda _: True),
-        ("a binding stays", bind_only, is_create),
+        ("a binding stays and gets a certificate", bind_and_certify, is_create),
         ("a cluster is left by force and swept", force_unbind_and_clean_up, is_delete),
     )
 ]

@@ -65,6 +65,7 @@ async def test_valid_binding_becomes_ready_and_gets_a_syncer(world: World) -> No
             "RoleBinding tapestry-syncer-east-kubeconfig",
             "ClusterRoleBinding tapestry-syncer-east",
             "PodDisruptionBudget tapestry-syncer-east",
+            "Service tapestry-syncer-east",
             "Deployment tapestry-syncer-east",
         ]
         assert await world.reasons() == ["Initializing", "Ready"]
@@ -248,7 +249,7 @@ async def test_secret_in_other_namespace_is_not_read(world: World) -> None:
         await world.reaches("east", "Ready")
         roles = {obj["metadata"]["namespace"]: obj["rules"] for obj in await world.client.list(ROLES)}
         assert [rule["resources"] for rule in roles["tenant"]] == [["secrets"]]
-        assert [rule["resources"] for rule in roles[SYSTEM]] == [["leases"], ["leases"]]
+        assert [rule["resources"] for rule in roles[SYSTEM]] == [["leases"], ["leases"], ["secrets"]]
 
 
 @pytest.mark.parametrize(
@@ -565,9 +566,16 @@ async def test_mount_namespace_taken_later_fails_binding(world: World) -> None:
         assert (await world.binding("east"))["status"]["phase"] == "Failed"
 
 
-async def test_missing_volume_permissions_keep_binding_ready(world: World) -> None:
+@pytest.mark.parametrize(
+    ("denied", "effect"),
+    [
+        ("create persistentvolumes", "volumes are not synced"),
+        ("list pods.metrics.k8s.io", "the usage of pods and virtual nodes is unknown"),
+    ],
+)
+async def test_missing_optional_permissions_keep_binding_ready(world: World, denied: str, effect: str) -> None:
     async with world.running():
-        await world.add_cluster(EAST, "create persistentvolumes")
+        await world.add_cluster(EAST, denied)
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
         await world.add_binding("east", allowedVolumes={"drivers": ["disk.example"]})
         await world.reaches("east", "Ready")
@@ -575,7 +583,7 @@ async def test_missing_volume_permissions_keep_binding_ready(world: World) -> No
         assert await world.condition("east", "Ready") == ("True", "Ready")
         assert await world.condition("east", "Permitted") == ("False", "PermissionsMissing")
         message = await world.message("east", "Permitted")
-        assert message.startswith("volumes are not synced: the kubeconfig does not grant create persistentvolumes;")
+        assert message.startswith(f"{effect}: the kubeconfig does not grant {denied}")
         world.clusters[EAST].review = lambda _: {"allowed": True}
         await world.wait(HALF_A_MINUTE)
         assert await world.condition("east", "Permitted") == ("True", "Permitted")

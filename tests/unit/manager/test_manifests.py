@@ -117,7 +117,7 @@ def test_syncer_may_use_its_own_lease_and_secret() -> None:
     found = rendered()
     election = ["tapestry-syncer-east"]
     rules = found["Role tapestry-syncer-east-1"]["rules"]
-    assert [rule.get("resourceNames") for rule in rules] == [None, election]
+    assert [rule.get("resourceNames") for rule in rules] == [None, election, ["tapestry-syncer-east-1-serving"]]
     (secret,) = found["Role tapestry-syncer-east-1-kubeconfig"]["rules"]
     assert (secret["resources"], secret["resourceNames"]) == (["secrets"], ["kc"])
 
@@ -142,6 +142,8 @@ def test_settings_are_passed_to_the_syncer() -> None:
         "TAPESTRY_KUBECONFIG_NAMESPACES": "home,tapestry-system",
         "POD_IP": None,
         "TAPESTRY_KUBELET_ADDRESS": "[$(POD_IP)]:10250",
+        "TAPESTRY_KUBELET_SERVICE": "home/tapestry-syncer-east-1",
+        "TAPESTRY_KUBELET_SECRET": "home/tapestry-syncer-east-1-serving",
     }
 
 

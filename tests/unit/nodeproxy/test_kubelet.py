@@ -88,16 +88,12 @@ async def test_our_api_server_publishes_its_client_cas(world: World, tmp_path: P
     assert published == CertificateAuthority(tmp_path / "pki").certificate_pem() + theirs
 
 
-async def test_configured_certificate_and_ca_win(
-    world: World,
-) -> None:
-    certificate, key = world.other_authority.server_certificate(["127.0.0.1"])
+async def test_configured_ca_wins(world: World) -> None:
+    world.other_authority.certificate_pem()
     theirs = str(world.other_authority.certificate_file)
-    tls = kubelet_tls("127.0.0.1", str(certificate), str(key), theirs, world.authority.certificate_pem())
-    (known,) = tls.get_ca_certs()
-    (other,) = kubelet_tls("127.0.0.1", "", "", theirs, world.authority.certificate_pem()).get_ca_certs()
-    assert known["serialNumber"] == other["serialNumber"] == serial_of(world.other_authority)
-    assert kubelet_tls("127.0.0.1", "", "", "", "").verify_mode is ssl.CERT_NONE
+    (known,) = kubelet_tls(theirs, world.authority.certificate_pem()).get_ca_certs()
+    assert known["serialNumber"] == serial_of(world.other_authority)
+    assert kubelet_tls("", "").verify_mode is ssl.CERT_NONE
 
 
 def serial_of(authority: CertificateAuthority) -> str:

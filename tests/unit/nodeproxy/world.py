@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -27,9 +28,11 @@ from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import TOKEN_REVIEWS
 from tapestry.nodeproxy.kubelet import KubeletServer, kubelet_tls, serve_kubelet
 from tapestry.nodeproxy.logs import LogRelay
+from tapestry.nodeproxy.serving_certificate import ServingCertificate, self_signed_pair
 from tapestry.nodeproxy.sessions import Sessions
 from tapestry.nodeproxy.stream_relay import StreamRelay
 from tapestry.nodeproxy.twins import TwinLookup
+from tapestry.nodeproxy.usage import UsageReader, UsageSource
 from tapestry.process.addresses import Address
 from tapestry.process.audit import SessionRecord
 from tapestry.process.probes import bound_socket, serve_app
@@ -69,6 +72,15 @@ def new_twin(uid: str = "t1") -> Object:
     return {"metadata": {"name": TWIN, "namespace": MOUNT, "uid": uid}}
 
 
+def a_node() -> Object:
+    metadata = {"name": NODE, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"metadata": metadata, "status": {"capacity": {"memory": "1Gi"}}}
+
+
+def pods_on(pods: dict[str, Object], node: str) -> list[Object]:
+    return [each for each in pods.values() if each["spec"]["nodeName"] == node]
+
+
 async def two_lines(answer: web.StreamResponse, _: web.Request) -> None:
     await answer.write(b"one\ntwo\n")
 
@@ -93,6 +105,8 @@ class Physical:
     refusal: ApiError | None = None
     is_mute: bool = False
     queries: list[dict[str, str]] = field(default_factory=list)
+    metrics: list[Object] = field(default_factory=list)
+    """PodMetrics objects."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the client disconnected."""
 
@@ -109,6 +123,13 @@ class Physical:
         finally:
             self.ended.set()
         return answer
+
+    async def list_metrics(self, request: web.Request) -> web.Response:
+        self.queries.append(dict(request.query))
+        if self.refusal is not None:
+            return web.json_response(self.refusal.status(), status=self.refusal.code)
+        kind = {"kind": "PodMetricsList", "apiVersion": "metrics.k8s.io/v1beta1", "metadata": {}}
+        return web.json_response({**kind, "items": self.metrics})
 
 
 @dataclass
@@ -180,6 +201,8 @@ class World:
     reviews: list[Object] = field(default_factory=list)
     """Reviews that the virtual API server received."""
     refusal: ApiError | None = None
+    """Error that it raises instead of responding."""
+    serving: ServingCertificate = field(init=False)
     sessions: Sessions = field(init=False)
 
     @property
@@ -268,7 +291,9 @@ async def new_world(folder: Path, places: int = 64) -> AsyncIterator[World]:
     virtual = InProcessApi([], now=lambda: datetime.now(UTC), review=world.review)
     app = web.Application()
     app.router.add_get(f"/api/v1/namespaces/{MOUNT}/pods/{TWIN}/log", world.physical.log)
-    tls = kubelet_tls("127.0.0.1", "", "", "", world.authority.certificate_pem())
+    app.router.add_get(f"/apis/metrics.k8s.io/v1beta1/namespaces/{MOUNT}/pods", world.physical.list_metrics)
+    new_context = partial(kubelet_tls, "", world.authority.certificate_pem())
+    world.serving = ServingCertificate(new_context, self_signed_pair(["127.0.0.1"]))
     async with asyncio.TaskGroup() as group, serve_app(app, bound_socket(LOOPBACK)) as port:
         server = HttpServer(world.streams.handle, group, 120.0, ConnectionLimiter())
         await server.start("127.0.0.1", 0, None)
@@ -279,7 +304,11 @@ async def new_world(folder: Path, places: int = 64) -> AsyncIterator[World]:
         logs = LogRelay(twins, physical, asyncio.Semaphore(places))
         streams = StreamRelay(twins, streaming.upgrade, world.sessions)
         watch = group.create_task(world.sessions.watch())
-        async with serve_kubelet(KubeletServer(CachedAuth(Client(virtual)), twins, logs, streams), LOOPBACK, tls) as at:
+        pods = partial(pods_on, world.pods)
+        source = UsageSource({NODE: a_node()}.get, pods, lambda _: world.twin, physical, MOUNT, "binding=east")
+        usage = UsageReader(source, lambda: datetime.now(UTC))
+        kubelet = KubeletServer(CachedAuth(Client(virtual)), twins, logs, streams, usage)
+        async with serve_kubelet(kubelet, LOOPBACK, world.serving.context) as at:
             world.url = f"https://{at}"
             yield world
             watch.cancel()

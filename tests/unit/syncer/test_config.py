@@ -24,3 +24,11 @@ def test_unpublishable_address_is_rejected(address: str) -> None:
 def test_certificate_needs_its_key() -> None:
     with pytest.raises(ConfigError, match="kubelet: certificate and key belong together"):
         kubelet_config(certificate="tls.crt")
+
+
+@pytest.mark.parametrize("option", ["service", "secret"])
+@pytest.mark.parametrize("text", ["name", "a/", "/b", "a/b/c", "A/b"])
+def test_service_and_secret_have_a_namespace_and_a_name(option: str, text: str) -> None:
+    assert getattr(kubelet_config(**{option: "tapestry-system/name"}).kubelet, option) == "tapestry-system/name"
+    with pytest.raises(ConfigError, match=f"kubelet: {option}: {text} is not of the form NAMESPACE/NAME"):
+        kubelet_config(**{option: text})

@@ -276,16 +276,20 @@ def test_addresses_are_internal_and_virtual_hostname() -> None:
 
 
 def test_kubelet_address_is_first_without_hostname() -> None:
-    def status_with(host: str) -> Object:
+    def node_with(host: str) -> Object:
         kubelet = Endpoint(host, 10250)
-        node = virtual_node(new_node(), new_lease(), new_binding(), "vnode-east-n1", None, NOW, kubelet)
-        status: Object = node["status"]
+        return virtual_node(new_node(), new_lease(), new_binding(), "vnode-east-n1", None, NOW, kubelet)
+
+    def status_with(host: str) -> Object:
+        status: Object = node_with(host)["status"]
         return status
 
     own = {"type": "InternalIP", "address": "10.0.0.1"}
     assert status_with("10.9.9.9")["addresses"] == [{"type": "InternalIP", "address": "10.9.9.9"}, own]
     assert status_with("10.0.0.1")["addresses"] == [own]
     assert status_with("10.9.9.9")["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 10250}}
+    path = annotations_of(node_with("10.9.9.9"))[keys.METRICS_PATH]
+    assert (path, keys.METRICS_PATH in annotations_of(desired())) == ("/nodes/vnode-east-n1/metrics/resource", False)
 
 
 def test_heartbeat_changes_nothing() -> None:

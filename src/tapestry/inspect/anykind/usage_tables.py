@@ -8,9 +8,8 @@ from tapestry.inspect.tables import table
 from tapestry.kube.errors import NotFound, Unavailable
 from tapestry.kube.objects import Object, name_of, namespace_of, value_at
 from tapestry.kube.quantity import parse_quantity
-from tapestry.kube.resources import NODES, POD_METRICS, Resource
+from tapestry.kube.resources import NODE_METRICS, NODES, POD_METRICS
 
-NODE_METRICS = Resource("metrics.k8s.io", "v1beta1", "NodeMetrics", "nodes", namespaced=False)
 MIB = 1 << 20
 
 

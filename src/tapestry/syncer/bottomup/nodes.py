@@ -39,6 +39,13 @@ class KubeletState:
     """Endpoint of the kubelet that serves our virtual nodes, if there is one."""
 
     endpoint: Endpoint | None = None
+    on_change: Callable[[], None] = lambda: None
+
+    def publish(self, endpoint: Endpoint) -> None:
+        """Set the endpoint that virtual nodes show, and update them if it is another one."""
+        if endpoint != self.endpoint:
+            self.endpoint = endpoint
+            self.on_change()
 
 
 @dataclass(frozen=True)
