@@ -14,9 +14,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -34,15 +34,25 @@ from tapestry.apis.names import physical_name, syncer_lease_name, syncer_name
 from tapestry.apis.ownership import owner_selector
 from tapestry.apis.permissions import (
     MANAGER_PERMISSIONS,
+    SYNCER_AUTHENTICATION,
+    SYNCER_BINDING,
+    SYNCER_CLAIMS,
     SYNCER_HOST_PORTS,
     SYNCER_IN_PHYSICAL,
     SYNCER_IN_VIRTUAL,
     SYNCER_KUBECONFIG,
     SYNCER_LEADER_ELECTION,
-    SYNCER_ROLE,
+    SYNCER_NODE_LEASES,
+    SYNCER_NODES,
+    SYNCER_PODS,
+    SYNCER_SECRETS,
     SYNCER_STREAMS,
+    SYNCER_TOKENS,
+    SYNCER_VOLUME_READS,
     SYNCER_VOLUMES,
+    Permission,
     Placeholder,
+    with_object_names,
 )
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
@@ -65,9 +75,11 @@ from tapestry.kube.objects import (
 )
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
     CONFIGMAPS,
     CSI_NODES,
     DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
     ENDPOINT_SLICES,
     EVENTS,
     LEASES,
@@ -95,7 +107,10 @@ from .permission_audit import PermissionAudit, permission_errors
 MOUNT = "tapestry-leased"
 NODE = "vnode-east-n1"
 DRIVER = "csi.example"
-SYNCER_RESOURCES = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
+SYNCER_RESOURCES = (
+    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
+    *(DISRUPTION_BUDGETS, DEPLOYMENTS),
+)
 ELECTION = {"leaseSeconds": 5, "deadlineSeconds": 3, "retrySeconds": 1}
 MANAGER_SETTINGS = {
     "TAPESTRY_LEADER_ELECTION_LEASE_SECONDS": "5",
@@ -114,7 +129,17 @@ WEBSOCKET_HEADERS = (
     ("Sec-WebSocket-Protocol", "v4.channel.k8s.io"),
 )
 
-EXCEPTIONS = {"the manager": {f"bind clusterroles {SYNCER_ROLE}": "checked when a ClusterRoleBinding is written"}}
+EXCEPTIONS = {
+    "the manager": {
+        f"{verb} {kind}": "checked when a role or its binding is written"
+        for verb in ("bind", "escalate")
+        for kind in ("clusterroles", "roles")
+    }
+    | {
+        f"{verb} verticalpodautoscalers in {SYSTEM}": "the cluster has no such kind"
+        for verb in ("get", "create", "patch", "delete")
+    },
+}
 """Permissions that no request shows, by account, and their purpose."""
 
 
@@ -124,19 +149,32 @@ def permission_audits(above: ControlPlane, below: ControlPlane, account: str) ->
         **manager_places,
         Placeholder.SYNCER_LEASE: syncer_lease_name("east"),
         Placeholder.KUBECONFIG_SECRET: "east",
+        Placeholder.BINDING: "east",
     }
     physical_places = {
         Placeholder.MOUNT_NAMESPACE: MOUNT,
         Placeholder.SYNCER_ACCOUNT_NAMESPACE: MOUNT,
         Placeholder.SYNCER_ACCOUNT: account,
     }
-    syncer_permissions = (*SYNCER_IN_VIRTUAL, *SYNCER_LEADER_ELECTION, *SYNCER_HOST_PORTS, *SYNCER_KUBECONFIG)
+    syncer_permissions = (
+        *(*SYNCER_IN_VIRTUAL, *SYNCER_LEADER_ELECTION, *SYNCER_HOST_PORTS, *SYNCER_NODE_LEASES, *SYNCER_KUBECONFIG),
+        *SYNCER_AUTHENTICATION,
+        *(*SYNCER_BINDING, *SYNCER_VOLUME_READS, *with_object_names(SYNCER_NODES, [NODE])),
+        *in_default((*SYNCER_PODS, *SYNCER_CLAIMS)),
+        *in_default(with_object_names(SYNCER_SECRETS, ["settings"])),
+        *in_default(with_object_names(SYNCER_TOKENS, ["default"])),
+    )
     physical_permissions = (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES, *SYNCER_STREAMS)
     return [
         PermissionAudit("the manager", SYSTEM, "tapestry-manager", above, MANAGER_PERMISSIONS, manager_places),
         PermissionAudit("a syncer above", SYSTEM, syncer_name("east"), above, syncer_permissions, syncer_places),
         PermissionAudit("a syncer below", MOUNT, account, below, physical_permissions, physical_places),
     ]
+
+
+def in_default(permissions: Iterable[Permission]) -> list[Permission]:
+    """Return permissions in the namespace of the pods."""
+    return [replace(each, namespace="default") for each in permissions]
 
 
 @dataclass
