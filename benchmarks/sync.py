@@ -36,6 +36,7 @@ from tests.integration.bound_clusters import (
 from tests.integration.pod_batches import POD_BATCH, PodBatch, lend, pod_batch, wait_until_lent
 from tests.integration.processes import cpu_seconds, rss_megabytes, running
 
+from benchmarks.first_pods import Delays, first_pod_delays, first_pod_rows
 from benchmarks.table import Row, alone, say
 from tapestry.apis import keys
 from tapestry.client.client import Client
@@ -209,13 +210,14 @@ def rows() -> Iterator[Row]:
             ControlPlane(folder / "virtual", assets, controller_manager=True, fsync=False) as virtual,
             ControlPlane(folder / "physical", assets, fsync=False) as physical,
         ):
-            ours, limit, with_token = uvloop.run(measured(virtual, physical, folder))
+            ours, limit, with_token, first_pods = uvloop.run(measured(virtual, physical, folder))
     yield from compared(ours, limit)
     yield from counted(ours.bursts[-1], limit.bursts[-1], with_token)
     yield from ended(ours, limit, with_token)
+    yield from first_pod_rows(first_pods)
 
 
-async def measured(virtual: ControlPlane, physical: ControlPlane, folder: Path) -> tuple[Turns, Turns, Burst]:
+async def measured(virtual: ControlPlane, physical: ControlPlane, folder: Path) -> tuple[Turns, Turns, Burst, Delays]:
     for plane in (virtual, physical):
         await install_kinds(plane)
     kubelet = [sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig]
@@ -226,7 +228,8 @@ async def measured(virtual: ControlPlane, physical: ControlPlane, folder: Path) 
             await course.take_turns(sides)
             with course.ours() as pid:
                 await course.warmed_up("token")
-                return *sides, await course.burst(pid, "token-burst", WITH_TOKEN, token=True)
+                with_token = await course.burst(pid, "token-burst", WITH_TOKEN, token=True)
+            return *sides, with_token, await first_pod_delays(site, virtual, course.nodes[0])
 
 
 async def prepared(site: BoundClusters, virtual: ControlPlane, physical: ControlPlane) -> Course:

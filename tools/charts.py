@@ -65,7 +65,7 @@ def template(obj: Object, tokens: Iterable[Token]) -> str:
             text = pattern.sub(lambda match, token=each: optional_field(match, token), text)
         else:
             quoted = each.expression if each.is_plain else f"{each.expression} | quote"
-            text = re.sub(rf"(: |- )'?{each.text}'?$", rf"\1{{{{ {quoted} }}}}", text, flags=re.MULTILINE)
+            text = re.sub(rf"(: |- )'?{re.escape(each.text)}'?$", rf"\1{{{{ {quoted} }}}}", text, flags=re.MULTILINE)
             text = text.replace(each.text, f"{{{{ {each.expression} }}}}")
     return text
 
@@ -97,7 +97,10 @@ def generated_files() -> dict[str, str]:
 # -- charts/tapestry
 
 OTHER_NAMESPACE = "token-other-namespace"
+KUBECONFIG_NAMESPACES = f'["token-namespace","{OTHER_NAMESPACE}"]'
+"""The literal of the namespaces in expressions of admission policies."""
 OPERATOR_TOKENS = (
+    Token(KUBECONFIG_NAMESPACES, 'include "tapestry.kubeconfigNamespaces" . | splitList "," | sortAlpha | toJson'),
     Token("token-namespace", ".Release.Namespace"),
     Token(OTHER_NAMESPACE, "."),
     Token("token-kubeconfigs", 'include "tapestry.kubeconfigNamespaces" .'),

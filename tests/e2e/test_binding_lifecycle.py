@@ -14,9 +14,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -36,16 +36,26 @@ from tapestry.apis.ownership import owner_selector
 from tapestry.apis.permissions import (
     MANAGER_PERMISSIONS,
     SERVING_SIGNER,
+    SYNCER_AUTHENTICATION,
+    SYNCER_BINDING,
+    SYNCER_CLAIMS,
     SYNCER_HOST_PORTS,
     SYNCER_IN_PHYSICAL,
     SYNCER_IN_VIRTUAL,
     SYNCER_KUBECONFIG,
     SYNCER_LEADER_ELECTION,
-    SYNCER_ROLE,
+    SYNCER_NODE_LEASES,
+    SYNCER_NODES,
+    SYNCER_PODS,
+    SYNCER_SECRETS,
     SYNCER_SERVING_SECRET,
     SYNCER_STREAMS,
+    SYNCER_TOKENS,
+    SYNCER_VOLUME_READS,
     SYNCER_VOLUMES,
+    Permission,
     Placeholder,
+    with_object_names,
 )
 from tapestry.apis.policies import POLICIES
 from tapestry.apis.serving_certificates import serving_secret_name
@@ -70,9 +80,11 @@ from tapestry.kube.objects import (
 )
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
     CONFIGMAPS,
     CSI_NODES,
     DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
     ENDPOINT_SLICES,
     EVENTS,
     LEASES,
@@ -101,7 +113,10 @@ from .permission_audit import PermissionAudit, permission_errors
 MOUNT = "tapestry-leased"
 NODE = "vnode-east-n1"
 DRIVER = "csi.example"
-SYNCER_RESOURCES = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, SERVICES, DEPLOYMENTS)
+SYNCER_RESOURCES = (
+    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
+    *(DISRUPTION_BUDGETS, SERVICES, DEPLOYMENTS),
+)
 ELECTION = {"leaseSeconds": 5, "deadlineSeconds": 3, "retrySeconds": 1}
 MANAGER_SETTINGS = {
     "TAPESTRY_LEADER_ELECTION_LEASE_SECONDS": "5",
@@ -122,9 +137,17 @@ WEBSOCKET_HEADERS = (
 
 EXCEPTIONS = {
     "the manager": {
-        f"bind clusterroles {SYNCER_ROLE}": "checked when a ClusterRoleBinding is written",
         f"approve signers {SERVING_SIGNER}": "checked when a request is approved",
     }
+    | {
+        f"{verb} {kind}": "checked when a role or its binding is written"
+        for verb in ("bind", "escalate")
+        for kind in ("clusterroles", "roles")
+    }
+    | {
+        f"{verb} verticalpodautoscalers in {SYSTEM}": "the cluster has no such kind"
+        for verb in ("get", "create", "patch", "delete")
+    },
 }
 """Permissions that no request shows, by account, and their purpose."""
 
@@ -136,6 +159,7 @@ def permission_audits(above: ControlPlane, below: ControlPlane, account: str) ->
         Placeholder.SYNCER_LEASE: syncer_lease_name("east"),
         Placeholder.KUBECONFIG_SECRET: "east",
         Placeholder.SERVING_SECRET: serving_secret_name(syncer_name("east")),
+        Placeholder.BINDING: "east",
     }
     physical_places = {
         Placeholder.MOUNT_NAMESPACE: MOUNT,
@@ -143,8 +167,13 @@ def permission_audits(above: ControlPlane, below: ControlPlane, account: str) ->
         Placeholder.SYNCER_ACCOUNT: account,
     }
     syncer_permissions = (
-        *(*SYNCER_IN_VIRTUAL, *SYNCER_LEADER_ELECTION, *SYNCER_HOST_PORTS),
-        *(*SYNCER_KUBECONFIG, *SYNCER_SERVING_SECRET),
+        *(*SYNCER_IN_VIRTUAL, *SYNCER_LEADER_ELECTION, *SYNCER_HOST_PORTS, *SYNCER_NODE_LEASES, *SYNCER_KUBECONFIG),
+        *SYNCER_AUTHENTICATION,
+        *(*SYNCER_BINDING, *SYNCER_VOLUME_READS, *with_object_names(SYNCER_NODES, [NODE])),
+        *in_default((*SYNCER_PODS, *SYNCER_CLAIMS)),
+        *in_default(with_object_names(SYNCER_SECRETS, ["settings"])),
+        *in_default(with_object_names(SYNCER_TOKENS, ["default"])),
+        *SYNCER_SERVING_SECRET,
     )
     physical_permissions = (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES, *SYNCER_STREAMS)
     return [
@@ -152,6 +181,11 @@ def permission_audits(above: ControlPlane, below: ControlPlane, account: str) ->
         PermissionAudit("a syncer above", SYSTEM, syncer_name("east"), above, syncer_permissions, syncer_places),
         PermissionAudit("a syncer below", MOUNT, account, below, physical_permissions, physical_places),
     ]
+
+
+def in_default(permissions: Iterable[Permission]) -> list[Permission]:
+    """Return permissions in the namespace of the pods."""
+    return [replace(each, namespace="default") for each in permissions]
 
 
 @dataclass

@@ -21,7 +21,13 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
-from tapestry.apis.permissions import SYNCER_IN_PHYSICAL, Placeholder, policy_rules, with_names
+from tapestry.apis.permissions import (
+    MANAGER_TOKEN_PERMISSIONS,
+    SYNCER_IN_PHYSICAL,
+    Placeholder,
+    policy_rules,
+    with_names,
+)
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
@@ -137,7 +143,7 @@ class World:
         await wait_for(self.virtual, CLUSTER_BINDINGS, name, until=lambda obj: obj is None)
 
     async def of_syncers(self, binding: Object) -> list[str]:
-        selector = f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
+        selector = f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)},!{keys.GRANT}"
         return [
             f"{resource.kind} {obj['metadata']['name']}"
             for resource in OF_SYNCERS
@@ -198,11 +204,9 @@ async def test_m1_m3_binding_becomes_ready_and_syncer_is_installed(world: World,
         below = await world.physical.get(NAMESPACES, "kube-system")
         assert binding["status"]["identity"] == uid_of(below)
         assert binding["status"]["credentialsExpire"]
-        assert [each["type"] for each in binding["status"]["conditions"] if each["status"] == "True"] == [
-            "Ready",
-            "Connected",
-            "Permitted",
-        ]
+        satisfied = [each["type"] for each in binding["status"]["conditions"] if each["status"] == "True"]
+        assert sorted(satisfied) == ["Connected", "Permitted", "Ready"]
+        assert condition(binding, "Restricted")["reason"] == "AdmissionPoliciesMissing"  # they allow another namespace
         assert await world.of_syncers(binding) == [
             "ServiceAccount tapestry-syncer-m3",
             "Role tapestry-syncer-m3",
@@ -233,8 +237,10 @@ async def test_manager_accepts_defaults_and_reverts_manual_changes(world: World)
     (world.folder / "audit.jsonl").unlink()
     with world.manager() as audit:
         deployment = await world.virtual.get(DEPLOYMENTS, "tapestry-syncer-drift", SYSTEM)
-        changed = await world.virtual.patch(DEPLOYMENTS, deployment, {"spec": {"replicas": 7}})
-        again = lambda obj: value_at(obj, "spec", "replicas") == 2  # noqa: E731
+        patch = {"spec": {"template": {"spec": {"securityContext": {"runAsUser": 7}}}}}
+        changed = await world.virtual.patch(DEPLOYMENTS, deployment, patch)
+        user = ("spec", "template", "spec", "securityContext", "runAsUser")
+        again = lambda obj: value_at(obj, *user) == value_at(deployment, *user)  # noqa: E731
         mended = await wait_for(world.virtual, DEPLOYMENTS, "tapestry-syncer-drift", SYSTEM, until=again)
         assert mended is not None
         assert mended["metadata"]["generation"] == changed["metadata"]["generation"] + 1
@@ -390,15 +396,59 @@ async def test_safety_rule_8_leftovers_are_deleted_when_the_cluster_returns(worl
 async def test_syncers_run_in_a_separate_cluster(world: World) -> None:
     await world.add_secret("apart", {"kubeconfig": await world.account()})
     await world.ensure(world.physical, NAMESPACES, object_named(SYSTEM))
+    await allow_tokens(world)
     deploy = ("--deploy-kubeconfig", str(world.plane.kubeconfig))
-    with world.manager(*deploy, TAPESTRY_SYNCER_KUBECONFIG_SECRET="to-virtual"):
+    with world.manager(*deploy):
         await world.add_binding("apart")
         binding = await world.reaches("apart", "Ready")
+        ours = f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
         deployment = await world.physical.get(DEPLOYMENTS, "tapestry-syncer-apart", SYSTEM)
         assert deployment["metadata"]["labels"][keys.CLUSTER_BINDING_UID] == uid_of(binding)
-        assert await world.of_syncers(binding) == []
-        await world.unbind("apart")
-        assert await world.physical.list(DEPLOYMENTS, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}") == []
+        assert "Deployment tapestry-syncer-apart" not in await world.of_syncers(binding)
+        arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        with separate_syncer(world, arguments, await mounted_secret(world, "tapestry-syncer-apart")):
+            in_use = lambda obj: keys.SYNCER_FINALIZER in obj["metadata"]["finalizers"]  # noqa: E731
+            await wait_for(world.virtual, CLUSTER_BINDINGS, "apart", until=in_use)
+            await world.unbind("apart")
+        assert await world.physical.list(DEPLOYMENTS, labels=ours) == []
+        assert await world.physical.list(SECRETS, SYSTEM, labels=ours) == []
+
+
+async def allow_tokens(world: World) -> None:
+    """Grant the manager what `tapestry manifests --issue-tokens` grants."""
+    role = await world.virtual.get(ROLES, "tapestry-manager", SYSTEM)
+    places = {Placeholder.MANAGER_NAMESPACE: SYSTEM}
+    rules = [*role["rules"], *policy_rules(with_names(MANAGER_TOKEN_PERMISSIONS, places))]
+    await world.virtual.patch(ROLES, role, {"rules": rules})
+
+
+async def mounted_secret(world: World, name: str) -> Path:
+    """Write a Secret of the cluster that syncers run in to a folder, as a kubelet does."""
+    secret = await wait_for(world.physical, SECRETS, name, SYSTEM, until=bool)
+    assert secret is not None
+    folder = world.folder / name
+    folder.mkdir()
+    for key, value in secret["data"].items():
+        (folder / key).write_bytes(base64.b64decode(value))
+    return folder
+
+
+@contextmanager
+def separate_syncer(world: World, arguments: list[str], secret: Path) -> Iterator[None]:
+    """Run a syncer with the arguments of its Deployment and its mounted Secret."""
+    command = [
+        each.replace("/etc/tapestry/kubeconfig", str(secret)) for each in arguments if "-bind-address" not in each
+    ]
+    command += ["--metrics-bind-address=", "--health-probe-bind-address="]
+    environ = {**os.environ, "TAPESTRY_LEADER_ELECTION_NAMESPACE": SYSTEM}
+    log = world.folder / "syncer.log"
+    process = ForkedTapestry(command, environ, log)
+    try:
+        yield
+        assert process.wait(60) == 0, log.read_text()  # it ends with its binding
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def test_metrics_require_the_right_to_read_them(world: World, shared_plane: Plane) -> None:

@@ -5,6 +5,9 @@ from hashlib import sha256
 
 from tapestry.kube.names import DNS_1035_LABEL, LABEL_LIMIT, hashed_name
 
+VIRTUAL_NODE_PREFIX = "vnode-"
+"""Prefix of the names of all virtual nodes.  A longer prefix does not identify a binding."""
+
 
 def virtual_cluster_label(uid: str) -> str:
     """Return the label value of a virtual cluster: a hash of the UID of its kube-system namespace."""
@@ -13,13 +16,13 @@ def virtual_cluster_label(uid: str) -> str:
 
 def virtual_node_name(cluster_id: str, node: str) -> str:
     """Return the name of a physical node's virtual node.  A name that is too long is truncated and hashed."""
-    plain = f"vnode-{cluster_id}-{node}"
+    plain = f"{VIRTUAL_NODE_PREFIX}{cluster_id}-{node}"
     return plain if len(plain) <= LABEL_LIMIT else hashed_name(plain, cluster_id, node)
 
 
 def fallback_virtual_node_name(cluster_id: str, node: str, binding_uid: str) -> str:
     """Return the virtual node name to use if the first choice belongs to another binding."""
-    return hashed_name(f"vnode-{cluster_id}-{node}", cluster_id, node, binding_uid)
+    return hashed_name(f"{VIRTUAL_NODE_PREFIX}{cluster_id}-{node}", cluster_id, node, binding_uid)
 
 
 @lru_cache(maxsize=1 << 15)  # called on every reconcile of a pod

@@ -14,6 +14,8 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, AllowedVolumes
 from tapestry.apis.policies import POLICIES
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CONFIGMAPS,
@@ -24,6 +26,7 @@ from tapestry.kube.resources import (
     EVENTS,
     LEASES,
     NAMESPACES,
+    NODE_LEASE_NAMESPACE,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -42,10 +45,10 @@ from tapestry.kube.resources import (
 )
 
 SYNCER_ROLE = "tapestry-syncer"
-"""ClusterRole of every syncer, and the only one that the manager may bind."""
-SYNC_BACK_ROLE = "tapestry-sync-back"
-"""ClusterRole that lets a syncer change ConfigMaps and Secrets.  It is not bound by default: to allow sync-back, bind
-it to the syncer's account in a namespace."""
+"""ClusterRole of every syncer, with the permissions that cannot be restricted by name."""
+SYNC = "sync"
+"""Verb on ClusterBindings that no request uses.  The admission policy of syncers checks it: a syncer may change the
+nodes, policies and events of the bindings that it may sync."""
 SERVING_SIGNER = "kubernetes.io/kubelet-serving"
 """Signer of the certificates of kubelets, and of the kubelet API of virtual nodes."""
 IDENTITY_NAMESPACE = "kube-system"
@@ -58,6 +61,9 @@ class Placeholder(StrEnum):
     MANAGER_NAMESPACE = "the manager's namespace"
     KUBECONFIG_NAMESPACE = "a namespace of kubeconfigs"
     KUBECONFIG_SECRET = "the binding's Secret"
+    BINDING = "the binding"
+    BINDING_UID = "the UID of the binding"
+    CLUSTER_ID = "the clusterID of the binding"
     SYNCER_LEASE = "the syncer's Lease"
     SERVING_SECRET = "the Secret with the syncer's serving certificate"
     MOUNT_NAMESPACE = "the mount namespace"
@@ -104,37 +110,69 @@ LEADER_ELECTION = (
 )
 
 SYNCER_IN_VIRTUAL = (
-    Permission(CLUSTER_BINDINGS, ("get", "list", "watch", "patch")),
-    Permission(CLUSTER_BINDINGS, ("patch",), subresource="status"),
     Permission(POLICIES, LIST_WATCH),
     Permission(POLICIES, ("patch",), subresource="status"),
     Permission(NAMESPACES, ("get",), names=(IDENTITY_NAMESPACE,)),
-    Permission(NODES, READ_WRITE),
-    Permission(NODES, ("patch",), subresource="status"),
-    Permission(CSI_NODES, ("list", "watch", "create", "patch", "delete")),
-    Permission(LEASES, ("get", "list", "create", "update", "delete")),
+    Permission(NODES, ("get", "list", "watch", "create")),
+    Permission(CSI_NODES, ("list", "watch", "create")),
     Permission(PODS, ("get", "list", "watch", "patch", "delete")),
     Permission(PODS, ("patch",), subresource="status"),
-    Permission(PODS, ("create",), subresource="eviction"),
-    Permission(CONFIGMAPS, ("get", "list", "watch")),
-    Permission(SECRETS, ("get", "list", "watch")),
-    Permission(SERVICE_ACCOUNTS, ("create",), subresource="token"),
     Permission(SERVICES, ("get", "list", "watch")),
     Permission(ENDPOINT_SLICES, LIST_WATCH),
-    Permission(PERSISTENT_VOLUME_CLAIMS, ("get", "list", "watch")),
-    Permission(PERSISTENT_VOLUME_CLAIMS, ("patch",), subresource="status"),
-    Permission(PERSISTENT_VOLUMES, ("get", "list", "watch")),
     Permission(EVENTS, ("create", "patch")),
     Permission(SIGNING_REQUESTS, ("get", "create")),
     *CALLER_REVIEWS,
 )
-"""Permissions of a syncer in the virtual cluster: the ClusterRole `tapestry-syncer`."""
+"""Permissions of every syncer in the virtual cluster: the ClusterRole `tapestry-syncer`.  Names cannot restrict these;
+the admission policy of syncers restricts the writes."""
 
-SYNC_BACK_PERMISSIONS = (
-    Permission(CONFIGMAPS, ("patch",)),
-    Permission(SECRETS, ("patch",)),
+SYNCER_BINDING = (
+    Permission(CLUSTER_BINDINGS, ("get", "list", "watch", "patch"), names=(Placeholder.BINDING,)),
+    Permission(CLUSTER_BINDINGS, ("patch",), names=(Placeholder.BINDING,), subresource="status"),
+    Permission(CLUSTER_BINDINGS, (SYNC,), names=(Placeholder.BINDING_UID, Placeholder.BINDING, Placeholder.CLUSTER_ID)),
 )
-"""Permissions of a syncer in a virtual namespace with sync-back: the ClusterRole `tapestry-sync-back`."""
+"""Permissions of a syncer on its binding."""
+
+SYNCER_VOLUME_READS = (Permission(PERSISTENT_VOLUMES, ("get", "list", "watch")),)
+"""More permissions of a syncer in the virtual cluster, if its binding allows volumes."""
+
+SYNCER_NODES = (
+    Permission(NODES, ("patch", "delete")),
+    Permission(NODES, ("patch",), subresource="status"),
+    Permission(CSI_NODES, ("patch", "delete")),
+    Permission(LEASES, ("get", "update", "delete")),
+)
+"""Permissions of a syncer on the nodes of its binding, granted by their names."""
+
+SYNCER_PODS = (
+    Permission(CONFIGMAPS, ("get", "list", "watch")),
+    Permission(PODS, ("create",), subresource="eviction"),
+)
+"""Permissions of a syncer in each namespace with pods on its nodes."""
+
+SYNCER_CLAIMS = (
+    Permission(PERSISTENT_VOLUME_CLAIMS, ("get", "list", "watch")),
+    Permission(PERSISTENT_VOLUME_CLAIMS, ("patch",), subresource="status"),
+)
+"""More permissions there, if its binding allows volumes and the pods mount claims."""
+
+SYNCER_SECRETS = (Permission(SECRETS, ("get", "list", "watch")),)
+"""Permissions of a syncer on the Secrets that the pods use, granted by their names."""
+
+SYNCER_TOKENS = (Permission(SERVICE_ACCOUNTS, ("create",), subresource="token"),)
+"""Permissions of a syncer on the service accounts whose tokens the pods mount, granted by their names."""
+
+SYNCER_AUTHENTICATION = (Permission(CONFIGMAPS, ("get",), IDENTITY_NAMESPACE, ("extension-apiserver-authentication",)),)
+"""Permissions of every syncer on the published CAs of clients, which verify the callers of virtual nodes."""
+
+SYNC_BACK_PERMISSIONS = {
+    CONFIGMAPS: (Permission(CONFIGMAPS, ("patch",)),),
+    SECRETS: (Permission(SECRETS, ("patch",)),),
+}
+"""Permissions of a syncer on the objects that the pods use, granted by their names in the namespaces of `syncBack`."""
+
+SYNCER_NODE_LEASES = (Permission(LEASES, ("create", "list"), NODE_LEASE_NAMESPACE),)
+"""Permissions of every syncer on node leases.  Installed like those in the host-ports namespace."""
 
 SYNCER_LEADER_ELECTION = LEADER_ELECTION
 """Permissions of a syncer in the manager's namespace."""
@@ -198,10 +236,16 @@ MANAGER_PERMISSIONS = (
     Permission(CLUSTER_BINDINGS, ("patch",), subresource="status"),
     Permission(POLICIES, LIST_WATCH),
     Permission(NAMESPACES, ("get",), names=(IDENTITY_NAMESPACE,)),
+    Permission(CLUSTER_ROLES, (*READ_WRITE, "bind", "escalate")),
     Permission(CLUSTER_ROLE_BINDINGS, READ_WRITE),
-    Permission(CLUSTER_ROLES, ("bind",), names=(SYNCER_ROLE,)),
-    Permission(NODES, ("list", "delete")),
-    Permission(PODS, ("list", "delete")),
+    Permission(ROLES, (*READ_WRITE, "bind", "escalate")),
+    Permission(ROLE_BINDINGS, READ_WRITE),
+    Permission(ADMISSION_POLICIES, LIST_WATCH),
+    Permission(ADMISSION_POLICY_BINDINGS, LIST_WATCH),
+    Permission(NODES, ("list", "watch", "delete")),
+    Permission(PODS, ("list", "watch", "delete")),
+    Permission(PERSISTENT_VOLUME_CLAIMS, ("get",)),
+    Permission(PERSISTENT_VOLUMES, ("get",)),
     Permission(SIGNING_REQUESTS, LIST_WATCH),
     Permission(SIGNING_REQUESTS, ("patch",), subresource="approval"),
     Permission(SIGNERS, ("approve",), names=(SERVING_SIGNER,)),
@@ -213,11 +257,15 @@ MANAGER_PERMISSIONS = (
     Permission(VERTICAL_AUTOSCALERS, ("get", "create", "patch", "delete"), Placeholder.MANAGER_NAMESPACE),
     Permission(SERVICE_ACCOUNTS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
     Permission(LEASES, ("get", "list", "watch", "create", "update"), Placeholder.MANAGER_NAMESPACE),
-    Permission(ROLES, READ_WRITE, Placeholder.KUBECONFIG_NAMESPACE),
-    Permission(ROLE_BINDINGS, READ_WRITE, Placeholder.KUBECONFIG_NAMESPACE),
     Permission(SECRETS, ("list", "watch", "patch", "delete"), Placeholder.KUBECONFIG_NAMESPACE),
 )
-"""Permissions of the manager.  They include all that it grants in Roles: leader election and patching Secrets."""
+"""Permissions of the manager.  It may write any role; its admission policy restricts that to the roles of syncers."""
+
+
+MANAGER_TOKEN_PERMISSIONS = (
+    Permission(SERVICE_ACCOUNTS, ("create",), Placeholder.MANAGER_NAMESPACE, subresource="token"),
+)
+"""More permissions of a manager whose syncers run in another cluster: it issues their tokens."""
 
 
 def syncer_physical_permissions(allowed: AllowedVolumes) -> tuple[Permission, ...]:
@@ -236,6 +284,12 @@ def with_names(permissions: Iterable[Permission], names: Mapping[Placeholder, st
         for permission in permissions
         if all(text in names for text in (permission.namespace, *permission.names) if isinstance(text, Placeholder))
     ]
+
+
+def with_object_names(permissions: Iterable[Permission], names: Iterable[str]) -> list[Permission]:
+    """Return `permissions` on these objects only: none without a name, because a rule without names allows all."""
+    ordered = tuple(sorted(names))
+    return [replace(permission, names=ordered) for permission in permissions] if ordered else []
 
 
 def policy_rules(permissions: Iterable[Permission]) -> list[Object]:

@@ -317,7 +317,7 @@ def build_server(
     special: dict[tuple[str, str], SpecialHandler] = {
         **{key: typed(handler) for key, handler in reviews.handlers().items()},
         **{
-            key: typed(restriction.restricted_handler(webhooks.admitted_handler(handler)))
+            key: typed(restriction.restricted_handler(webhooks.admitted_handler(policies.admitted_handler(handler))))
             for key, handler in post_handlers.items()
         },
         **dict.fromkeys(CONNECT_TARGETS, connections.handle),

@@ -40,7 +40,25 @@ from tapestry.manager.join_steps import JoinError
 )
 @click.option("--namespace", "-n", default=SYSTEM_NAMESPACE, show_default=True, help="Namespace for Tapestry's pods.")
 @click.option("--kubeconfig-namespace", multiple=True, help="Another namespace to read kubeconfig Secrets from.")
-def manifests(image: str, replicas: int, profile: str, namespace: str, kubeconfig_namespace: tuple[str, ...]) -> None:
+@click.option(
+    "--issue-tokens",
+    is_flag=True,
+    help="Let the manager issue tokens of syncers, which it needs for syncers in another cluster.",
+)
+@click.option(
+    "--no-admission-policies",
+    is_flag=True,
+    help="Omit the ValidatingAdmissionPolicies that restrict Tapestry's accounts, for Kubernetes before 1.30.",
+)
+def manifests(
+    image: str,
+    replicas: int,
+    profile: str,
+    namespace: str,
+    kubeconfig_namespace: tuple[str, ...],
+    issue_tokens: bool,
+    no_admission_policies: bool,
+) -> None:
     """Print the objects that install Tapestry in a virtual cluster, for `kubectl apply -f -`."""
     if not image:
         raise click.UsageError("this version is not a release, which would name an image: pass --image")
@@ -50,6 +68,8 @@ def manifests(image: str, replicas: int, profile: str, namespace: str, kubeconfi
         namespace=namespace,
         kubeconfig_namespaces=kubeconfig_namespace,
         profile=profile,
+        issues_tokens=issue_tokens,
+        has_admission_policies=not no_admission_policies,
     )
     click.echo(yaml.safe_dump_all(found, sort_keys=False, allow_unicode=True, explicit_start=True), nl=False)
 

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.excluded_pods import is_excluded, is_system_namespace
 from tapestry.inspect.placement import Obstacle, obstacles
 from tapestry.inspect.snapshots import VirtualSnapshot
 from tapestry.inspect.status import Printable, binding_status, creation_time, node_status, physical_node_name
@@ -18,7 +19,7 @@ from tapestry.kube.times import parse_time
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
 from tapestry.syncer.translate.pod_status import CONTAINER_LISTS, DISRUPTED, GATED_BELOW, SCHEDULED, mapped_uid
-from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES, is_excluded, twin_name
+from tapestry.syncer.translate.pods import twin_name
 
 DEFAULT_CONFIG = SyncerConfig()
 WAITING_TIMEOUTS = {
@@ -53,6 +54,7 @@ ADVICE = {
     "ClaimLostBelow": "delete the pods that mount the claim; new ones get the volume again",
     "ClaimPendingBelow": "ask the owner of the physical cluster why the named claim is not bound there",
     "NameTaken": "ask the owner of the physical cluster to delete the object with this name",
+    "NotGranted": "check that the manager runs, and see its log",
     "NotPermitted": "run `tapestry join` again to grant the syncer the missing permissions",
     "PhysicalServerError": "see the message: the physical API server or one of its webhooks fails; the syncer retries",
     "RefusedBelow": "see the message: a quota, a limit or a webhook of the physical cluster rejects the pod",
@@ -187,7 +189,7 @@ def bound_pod_diagnosis(pod: Object, binding: Binding) -> PodDiagnosis:
     if mapped.get("status") == "True":
         return mapped_pod_diagnosis(pod)
     if is_excluded(pod, binding):
-        if namespace_of(pod) in SYSTEM_NAMESPACES:
+        if is_system_namespace(namespace_of(pod) or ""):
             return PodDiagnosis("Waiting", "SystemNamespace", "pods of system namespaces do not get twins")
         return PodDiagnosis("Waiting", "DaemonSet", "pods of DaemonSets do not get twins by default")
     for condition in (accepted, mapped):

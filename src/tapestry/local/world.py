@@ -27,6 +27,8 @@ from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.names import dns_label_error
 from tapestry.kube.objects import Object, name_of, value_at, with_value
 from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CRDS,
@@ -77,6 +79,7 @@ MANIFEST_RESOURCES = {
     for each in (
         *(NAMESPACES, CRDS, SERVICE_ACCOUNTS, DEPLOYMENTS),
         *(ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
+        *(ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS),
     )
 }
 """Resources of the manager's manifests, by kind."""

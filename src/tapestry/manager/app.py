@@ -1,7 +1,7 @@
 """Assembly of the manager: informers, watches, controllers and metrics."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,23 +11,37 @@ from prometheus_client import Gauge
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
+from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.client.transport import Transport
 from tapestry.controller import App, Informer, Manager, generation_changed
-from tapestry.controller.app import manager_for
+from tapestry.controller.app import configured_access, manager_for
 from tapestry.controller.store import Indexer, Store
-from tapestry.kube.objects import Object, annotations_of, labels_of, value_at
-from tapestry.kube.resources import SECRETS, SERVICES, Resource
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, value_at
+from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
+    NODES,
+    PODS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Resource,
+)
 from tapestry.manager.bindings import INDEXERS, BindingReconciler, is_relevant_change, secret_keys_of
 from tapestry.manager.config import BindingsConfig
 from tapestry.manager.connectivity import KUBECONFIG_KEY, Connect, ConnectivityChecker
+from tapestry.manager.grants import GRANT_KINDS, SyncerGrants, is_on_virtual_node
 from tapestry.manager.leftovers import LeftoverReconciler, leftovers_in
 from tapestry.manager.manifests import Scope
 from tapestry.manager.serving_certificates import install_approver
+from tapestry.manager.pod_needs import PodNeeds, pod_needs
+from tapestry.manager.syncer_credentials import SyncerCredentials
 from tapestry.manager.syncers import (
     BY_BINDING,
+    DEPLOYED_RESOURCES,
     SyncerDeployer,
     binding_uid_of,
     load_templates,
@@ -35,7 +49,9 @@ from tapestry.manager.syncers import (
     scopes,
 )
 
-MANAGED = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
+MANAGED = f"{keys.MANAGED_BY}={keys.TAPESTRY},!{keys.GRANT}"
+GRANTS = f"{keys.MANAGED_BY}={keys.TAPESTRY},{keys.GRANT}"
+VIRTUAL_NODES = f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL},{keys.CLUSTER_BINDING_UID}"
 PHASES = ("Pending", "Ready", "Failed", "Deleting")
 BINDINGS = Gauge("tapestry_bindings", "ClusterBindings by phase.", ["phase"])
 LEFTOVERS = Gauge("tapestry_leftovers", "Bindings removed by force whose objects still exist in the physical cluster.")
@@ -47,6 +63,8 @@ class SyncerCluster:
 
     read_transport: Transport
     write_transport: Transport
+    virtual_access: Access
+    """Access to the virtual cluster, of which syncers get the address."""
 
 
 def install(
@@ -63,9 +81,15 @@ def install(
         manager.informer(SECRETS, namespace=namespace, transform=kubeconfig_only)
         for namespace in sorted(config.secret_namespaces)
     ]
-    syncers = build_deployer(config, manager, syncer_cluster)
+    syncers, credentials = build_deployer(config, manager, syncer_cluster)
+    grants = install_grants(config, manager, bindings)
+    restrictions = [
+        manager.informer(kind, labels=f"app.kubernetes.io/part-of={keys.TAPESTRY}", filtered=False).allow_missing()
+        for kind in (ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS)
+    ]
+    checker = ConnectivityChecker(connect, config.allow_loopback)
     reconciler = BindingReconciler(
-        config, manager, bindings, secrets, policies, ConnectivityChecker(connect, config.allow_loopback), syncers
+        config, manager, bindings, secrets, policies, checker, syncers, credentials, grants, restrictions
     )
     controller = manager.controller("bindings", reconciler.reconcile)
     controller.watch(bindings, reconciler.affected_bindings, when=is_relevant_change)
@@ -74,10 +98,48 @@ def install(
         controller.watch(informer, reconciler.bindings_of_secret)
     for informer in syncers.caches.values():
         controller.watch(informer, reconciler.bindings_of_object)
+    for informer in restrictions:
+        controller.watch(informer, lambda _: list(bindings.store), when=generation_changed)
     install_leftovers(config, manager, bindings, secrets, connect)
     install_approver(manager, bindings, syncers.caches.get((SERVICES, config.namespace)), config.namespace)
     for phase in PHASES:
         BINDINGS.labels(phase).set_function(partial(count, bindings.store, phase))
+
+
+def install_grants(config: BindingsConfig, manager: Manager, bindings: Informer) -> SyncerGrants:
+    """Install the controllers of the rights of syncers."""
+    by_uid: dict[str, Indexer] = {"binding": binding_uid_of}
+    nodes = manager.informer(NODES, labels=VIRTUAL_NODES, indexers=by_uid).with_metadata_only()
+    pods = manager.informer(PODS, fields="spec.nodeName!=", keep=is_on_virtual_node, transform=pod_needs)
+    accounts = manager.informer(SERVICE_ACCOUNTS, namespace=config.namespace, labels=MANAGED)
+    caches = {kind: manager.informer(kind, labels=GRANTS, indexers=by_uid) for kind in GRANT_KINDS}
+    excluded = config.secret_namespaces | {keys.HOST_PORTS_NAMESPACE}
+    grants = SyncerGrants(manager.client, manager.now, config.namespace, excluded, bindings, accounts, nodes, caches)
+    of_nodes = manager.controller("node-grants", grants.reconcile_nodes)
+    of_pods = manager.controller("pod-grants", grants.reconcile_pods)
+
+    def on_node_change(old: Object | None, new: Object | None) -> None:
+        names, pod_keys = grants.on_node_change(old, new)
+        for name in names:
+            of_nodes.queue.add(name)
+        for key in pod_keys:
+            of_pods.queue.add(key)
+
+    def on_pod_change(old: PodNeeds | None, new: PodNeeds | None) -> None:
+        for key in grants.on_pod_change(old, new):
+            of_pods.queue.add(key)
+
+    nodes.on_change(on_node_change)
+    pods.on_change(on_pod_change)
+    of_nodes.watch(bindings, when=is_relevant_change)
+    of_pods.watch(bindings, grants.all_pod_keys, when=is_relevant_change)
+    of_nodes.watch(accounts, lambda account: map(name_of, grants.bindings_of(account)))
+    of_pods.watch(
+        accounts, lambda account: (key for each in grants.bindings_of(account) for key in grants.all_pod_keys(each))
+    )
+    for kind in GRANT_KINDS:
+        (of_pods if kind.namespaced else of_nodes).watch(caches[kind], grants.keys_of_role)
+    return grants
 
 
 def install_leftovers(
@@ -92,27 +154,33 @@ def install_leftovers(
     LEFTOVERS.set_function(lambda: sum(len(leftovers_in(each)) for cache in secrets for each in cache.store.list()))
 
 
-def build_deployer(config: BindingsConfig, manager: Manager, syncer_cluster: SyncerCluster | None) -> SyncerDeployer:
-    """Return the deployer of syncers, for the cluster of the bindings or for a separate one."""
+def build_deployer(
+    config: BindingsConfig, manager: Manager, syncer_cluster: SyncerCluster | None
+) -> tuple[SyncerDeployer, SyncerCredentials | None]:
+    """Return the deployer of syncers, and for a separate cluster the issuer of their credentials."""
     folder = Path(config.template_dir) if config.template_dir else packaged_templates("syncer")
     indexers: dict[str, Indexer] = {BY_BINDING: binding_uid_of}
     caches: dict[Scope, Informer] = {}
-    if syncer_cluster is None:
-        client = manager.client
-        for resource, namespace in scopes(config):
+    clients: dict[Resource, Client] = {}
+    credentials = None
+    if syncer_cluster is not None:
+        reads = Client(syncer_cluster.read_transport, identity=manager.identity)
+        management = fenced_client(manager, syncer_cluster.write_transport)
+        credentials = SyncerCredentials(
+            manager.client, management, syncer_cluster.virtual_access, config.namespace, manager.now
+        )
+    for resource, namespace in scopes(config):
+        if credentials is not None and resource in DEPLOYED_RESOURCES:
+            informer = Informer(reads, resource, namespace=namespace, labels=MANAGED, indexers=indexers)
+            caches[resource, namespace] = manager.add_optional_informer(informer)
+            clients[resource] = credentials.management
+        else:
             caches[resource, namespace] = manager.informer(
                 resource, namespace=namespace, labels=MANAGED, indexers=indexers
             )
-    else:
-        client, reads = (
-            fenced_client(manager, syncer_cluster.write_transport),
-            Client(syncer_cluster.read_transport, identity=manager.identity),
-        )
-        for resource, namespace in scopes(config):
-            informer = Informer(reads, resource, namespace=namespace, labels=MANAGED, indexers=indexers)
-            caches[resource, namespace] = manager.add_optional_informer(informer)
-    clients: dict[Resource, Client] = dict.fromkeys((resource for resource, _ in caches), client)
-    return SyncerDeployer(config, partial(load_templates, folder), clients, caches, syncer_cluster is not None)
+            clients[resource] = manager.client
+    templates = partial(load_templates, folder)
+    return SyncerDeployer(config, templates, clients, caches, syncer_cluster is not None), credentials
 
 
 def fenced_client(manager: Manager, transport: Transport) -> Client:
@@ -158,7 +226,9 @@ async def run_manager(config: BindingsConfig, environ: Mapping[str, str], home: 
     syncer_cluster = None
     if config.deploy_kubeconfig:
         access = load_access([Path(config.deploy_kubeconfig)], environ=environ)
-        syncer_cluster = SyncerCluster(HttpTransport(access), HttpTransport(access))
+        virtual = configured_access(config, environ, home)
+        virtual = replace(virtual, server=config.syncer.virtual_server or virtual.server)
+        syncer_cluster = SyncerCluster(HttpTransport(access), HttpTransport(access), virtual)
     manager.register("bindings", lambda target: install(config, target, syncer_cluster=syncer_cluster))
     try:
         await App(manager).run()

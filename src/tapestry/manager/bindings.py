@@ -37,10 +37,13 @@ from tapestry.kube.objects import (
 )
 from tapestry.kube.resources import NAMESPACES
 from tapestry.kube.times import parse_time, timestamp
+from tapestry.manager.admission_policies import admission_policies, restricted_condition
 from tapestry.manager.config import BindingsConfig
 from tapestry.manager.connectivity import ConnectivityChecker, ProbeResult, cached_secret
+from tapestry.manager.grants import SyncerGrants
 from tapestry.manager.leftovers import leftover_message, record_leftover, remove_syncer, remove_virtual_nodes
 from tapestry.manager.status import PERMITTED, binding_conditions, binding_status, status_events
+from tapestry.manager.syncer_credentials import SyncerCredentials
 from tapestry.manager.syncers import SyncerDeployer, binding_uid_of
 from tapestry.manager.validation import BindingError, RetryPolicy, check_identity, validated_spec
 
@@ -68,6 +71,11 @@ class BindingReconciler:
     policies: Informer
     connectivity_checker: ConnectivityChecker
     deployer: SyncerDeployer
+    credentials: SyncerCredentials | None
+    """Issuer of credentials, if syncers run in another cluster."""
+    grants: SyncerGrants
+    restrictions: Sequence[Informer]
+    """Informers of the installed admission policies and their bindings."""
     own_label: list[str] = field(default_factory=list)
     """Label value of this virtual cluster, once it was read."""
 
@@ -109,6 +117,7 @@ class BindingReconciler:
         conditions = [*binding_conditions(error, probe, deployment, now), *self.no_policy_condition(binding, error)]
         if deployment is not None and (autoscaled := await self.deployer.ensure_autoscaler(binding, deployment)):
             conditions.append(autoscaled)
+        conditions.append(self.restricted_condition())
         facts = status_facts(probe) if error is None and probe is not None else {}
         await self.update_status(binding, "Failed" if error else "Ready", conditions, facts)
         if is_accepted(binding) and "identity" in facts and [facts["identity"]] != identity_of(binding):
@@ -138,7 +147,10 @@ class BindingReconciler:
             live = await self.manager.client.get(CLUSTER_BINDINGS, name_of(binding))
             if is_relevant_change(binding, live):
                 raise Conflict(409, "Conflict", f"ClusterBinding {name_of(binding)} has changed since it was read")
-        return await self.deployer.ensure(binding, manifests)
+        deployment = await self.deployer.ensure(binding, manifests)
+        if self.credentials is not None:
+            await self.credentials.ensure(binding, value_at(binding, "spec", "clusterID"))
+        return deployment
 
     def others(self, binding: Object) -> list[Object]:
         return [each for each in self.bindings.store.list() if name_of(each) != name_of(binding)]
@@ -151,6 +163,11 @@ class BindingReconciler:
         if error is None and not is_named and find_condition(conditions, "Leasing") is None:
             yield new_condition("Leasing", False, "NoPolicy", "no ResourceLeasingPolicy names this binding")
 
+    def restricted_condition(self) -> Object:
+        """Report whether admission policies restrict the accounts of syncers and of the manager."""
+        expected = admission_policies(self.config.namespace, self.config.kubeconfig_namespaces)
+        return restricted_condition(expected, *(informer.store.list() for informer in self.restrictions))
+
     async def unbind(self, binding: Object) -> Result | None:
         """Wait for the syncer to clean up, unless unbinding is forced.  Then delete it and remove the finalizers."""
         finalizers = finalizers_of(binding)
@@ -161,7 +178,9 @@ class BindingReconciler:
             return await self.wait_for_syncer(binding)
         deleting = new_condition("Ready", False, "CleanupInProgress", "the objects of the binding are being deleted")
         binding = await self.update_status(binding, "Deleting", [deleting])
-        if not await remove_syncer(self.deployer, binding):
+        if self.credentials is not None:
+            await self.credentials.remove(binding)
+        if not await remove_syncer(self.deployer, binding) or not await self.grants.remove(binding):
             return Result(requeue_after=CLEANUP_POLL_INTERVAL)
         if is_forced and not await self.force_cleanup(binding):
             return Result(requeue_after=CLEANUP_POLL_INTERVAL)

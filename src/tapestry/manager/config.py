@@ -41,8 +41,8 @@ class SyncerSettings(Section, frozen=True):
     kubelet_service: bool = True
     """True if each syncer gets a Service, whose address its virtual nodes show.  The API server must reach Services."""
     priority_class_name: str = ""
-    kubeconfig_secret: str = ""
-    """Secret with a kubeconfig of the virtual cluster (key `kubeconfig`), in the cluster that syncers run in."""
+    virtual_server: str = ""
+    """URL of the virtual API server for syncers in another cluster.  Default: the one that the manager uses."""
 
     def __post_init__(self) -> None:
         for part, amounts in self.resources.items():
@@ -65,14 +65,10 @@ class BindingsConfig(ManagerConfig, frozen=True):
     allow_loopback: bool = False
     """Allow kubeconfigs with loopback addresses, for syncers, too."""
     deploy_kubeconfig: str = ""
-    """Kubeconfig file of another cluster for syncers to run in.  Their access to this one is set up there."""
+    """Kubeconfig file of another cluster for syncers to run in.  The manager issues their credentials."""
     template_dir: str = ""
     """Folder with templates that replace the packaged ones."""
     syncer: SyncerSettings = field(default_factory=SyncerSettings)
-
-    def __post_init__(self) -> None:
-        if self.deploy_kubeconfig and not self.syncer.kubeconfig_secret:
-            raise ValueError("deployKubeconfig: syncers in another cluster need syncer.kubeconfigSecret")
 
     @property
     def secret_namespaces(self) -> frozenset[str]:

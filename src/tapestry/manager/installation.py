@@ -1,4 +1,4 @@
-"""Manifests of a Tapestry installation: namespaces, CRDs, roles and the manager's Deployment."""
+"""Manifests of a Tapestry installation: namespaces, CRDs, roles, admission policies and the manager's Deployment."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -6,10 +6,11 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING
 from tapestry.apis.permissions import (
     MANAGER_PERMISSIONS,
-    SYNC_BACK_PERMISSIONS,
-    SYNC_BACK_ROLE,
+    MANAGER_TOKEN_PERMISSIONS,
+    SYNCER_AUTHENTICATION,
     SYNCER_HOST_PORTS,
     SYNCER_IN_VIRTUAL,
+    SYNCER_NODE_LEASES,
     SYNCER_ROLE,
     Permission,
     Placeholder,
@@ -28,6 +29,7 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
     Resource,
 )
+from tapestry.manager.admission_policies import admission_policies
 from tapestry.manager.config import DEFAULT_IMAGE, DEFAULT_REPLICAS, PROFILES
 from tapestry.manager.manifests import Values, rendered_objects
 from tapestry.manager.syncers import load_templates, packaged_templates
@@ -55,31 +57,35 @@ def installation_objects(
     kubeconfig_namespaces: Sequence[str] = (),
     profile: str = "small",
     deployment_values: Values = OPTIONAL_VALUES,
+    has_admission_policies: bool = True,
+    issues_tokens: bool = False,
 ) -> Iterator[Object]:
-    """Yield the namespaces, CRDs, roles and the manager, in the order to apply them.
+    """Yield the namespaces, CRDs, roles, admission policies and the manager, in the order to apply them.
 
     Other namespaces of kubeconfigs must exist.
     """
     yield from (labelled_object(NAMESPACES, namespace), host_ports_namespace())
     yield from (crd(CLUSTER_BINDING), crd(POLICY))
+    if has_admission_policies:  # before the rights that they restrict
+        yield from admission_policies(namespace, kubeconfig_namespaces)
     yield labelled_object(SERVICE_ACCOUNTS, INSTALL_NAME, namespace)
     yield {**labelled_object(CLUSTER_ROLES, SYNCER_ROLE), "rules": policy_rules(SYNCER_IN_VIRTUAL)}
-    yield {**labelled_object(CLUSTER_ROLES, SYNC_BACK_ROLE), "rules": policy_rules(SYNC_BACK_PERMISSIONS)}
     yield {**labelled_object(CLUSTER_ROLES, METRICS_READER_ROLE), "rules": METRICS_RULES}
+    granted = (*MANAGER_PERMISSIONS, *(MANAGER_TOKEN_PERMISSIONS if issues_tokens else ()))
     manager = {"kind": SERVICE_ACCOUNTS.kind, "name": INSTALL_NAME, "namespace": namespace}
-    cluster_wide = [permission for permission in MANAGER_PERMISSIONS if not permission.namespace]
+    cluster_wide = [permission for permission in granted if not permission.namespace]
     yield from role_with_binding(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, INSTALL_NAME, cluster_wide, manager)
     for target in dict.fromkeys((namespace, *kubeconfig_namespaces)):
         places = {
             Placeholder.KUBECONFIG_NAMESPACE: target,
             **({Placeholder.MANAGER_NAMESPACE: target} if target == namespace else {}),
         }
-        permissions = [permission for permission in with_names(MANAGER_PERMISSIONS, places) if permission.namespace]
+        permissions = [permission for permission in with_names(granted, places) if permission.namespace]
         yield from role_with_binding(ROLES, ROLE_BINDINGS, INSTALL_NAME, permissions, manager, target)
     syncers = {"kind": "Group", "apiGroup": ROLES.group, "name": f"system:serviceaccounts:{namespace}"}
-    yield from role_with_binding(
-        ROLES, ROLE_BINDINGS, SYNCER_ROLE, SYNCER_HOST_PORTS, syncers, keys.HOST_PORTS_NAMESPACE
-    )
+    for shared in (SYNCER_HOST_PORTS, SYNCER_NODE_LEASES, SYNCER_AUTHENTICATION):
+        (place,) = {permission.namespace for permission in shared}
+        yield from role_with_binding(ROLES, ROLE_BINDINGS, SYNCER_ROLE, shared, syncers, place)
     values = {
         "name": INSTALL_NAME,
         "namespace": namespace,

@@ -2,8 +2,9 @@
 
 All objects of a syncer carry the UID of the binding as a label.  The label maps changes to the binding, and finds the
 objects when the templates are missing.  In the virtual cluster the binding is also the owner.  An owner reference
-cannot lead to another cluster, so there the label is the only link.  There the manager creates only the ServiceAccount
-and the Deployment.  The permissions come from the kubeconfig that the syncers use.
+cannot lead to another cluster, so there the label is the only link.  There the manager creates only the Deployment, its
+disruption budget and the credentials (`syncer_credentials`).  The account and its permissions are in the virtual
+cluster.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,7 @@ from tapestry.manager.manifests import (
 )
 from tapestry.manager.validation import BindingError, RetryPolicy
 
-DEPLOYED_RESOURCES = (SERVICE_ACCOUNTS, DISRUPTION_BUDGETS, DEPLOYMENTS)
+DEPLOYED_RESOURCES = (DISRUPTION_BUDGETS, DEPLOYMENTS)
 """Resources in the cluster that syncers run in.  All others are in the virtual cluster."""
 KUBECONFIG_FOLDER = "/etc/tapestry/kubeconfig"
 
@@ -139,7 +140,7 @@ class SyncerDeployer:
             keys.PHYSICAL_CLUSTER_ID: spec.cluster_id,
         }
         owner_metadata: Object = {"labels": labels}
-        if not self.is_remote:
+        if not self.is_elsewhere(manifest.resource):
             owner_metadata["ownerReferences"] = [owner_reference(binding, block_deletion=False)]
         return Manifest(manifest.resource, {**manifest.object, "metadata": {**metadata, **owner_metadata}})
 
@@ -155,7 +156,7 @@ class SyncerDeployer:
                     current = await client.get(resource, name_of(desired), namespace)
                 except NotFound as error:
                     raise syncer_error(f"{error}; does the namespace {namespace} exist?") from error
-            if not self.is_ours(current, binding):
+            if not self.is_ours(resource, current, binding):
                 problem = f"{resource.kind} {key_of(desired)} does not belong to this binding"
                 raise syncer_error(f"{problem}; delete it, or recreate the binding with another clusterID", "NameTaken")
             if resource is DEPLOYMENTS and value_at(binding, "spec", "syncer", "replicas") is None:
@@ -164,8 +165,12 @@ class SyncerDeployer:
         except (Invalid, Forbidden, BadRequest) as error:
             raise syncer_error(str(error)) from error
 
-    def is_ours(self, obj: Object, binding: Object) -> bool:
-        if self.is_remote:
+    def is_elsewhere(self, resource: Resource) -> bool:
+        """Return whether objects of a resource are in another cluster than the binding."""
+        return self.is_remote and resource in DEPLOYED_RESOURCES
+
+    def is_ours(self, resource: Resource, obj: Object, binding: Object) -> bool:
+        if self.is_elsewhere(resource):
             return labels_of(obj).get(keys.CLUSTER_BINDING_UID) == uid_of(binding)
         return is_owned_by(obj, binding)
 
@@ -188,7 +193,7 @@ class SyncerDeployer:
         name = syncer_name(value_at(binding, "spec", "clusterID", default=""))
         if all((resource, name_of(obj)) != (DEPLOYMENTS, name) for resource, obj in objects):
             obj = await self.clients[DEPLOYMENTS].find(DEPLOYMENTS, name, self.config.namespace)
-            if obj is not None and self.is_ours(obj, binding):
+            if obj is not None and self.is_ours(DEPLOYMENTS, obj, binding):
                 objects.append((DEPLOYMENTS, obj))
         return objects
 
@@ -215,10 +220,10 @@ def binding_uid_of(obj: Object) -> list[str]:
 def scopes(config: BindingsConfig) -> list[Scope]:
     """Return the resources that are deployed and the namespaces that each may be in."""
     allowed: list[Scope] = []
-    for resource in DEPLOYED_RESOURCES if config.deploy_kubeconfig else KINDS:
+    for resource in KINDS:
         if not resource.namespaced:
             allowed.append((resource, None))
-        elif resource in (*DEPLOYED_RESOURCES, SERVICES):
+        elif resource in (SERVICE_ACCOUNTS, *DEPLOYED_RESOURCES, SERVICES):
             allowed.append((resource, config.namespace))
         else:
             allowed += [(resource, namespace) for namespace in sorted(config.secret_namespaces)]
@@ -258,7 +263,7 @@ def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsC
         "tolerations": [tolerated(to_unstructured(each)) for each in pods.tolerations],
         "loopbackArgs": ["--allow-loopback"] if config.allow_loopback else None,
         "extraArgs": [*settings.args, *pods.args],
-        **kubeconfig_values(settings.kubeconfig_secret),
+        **account_values(syncer_name(spec.cluster_id), is_remote=bool(config.deploy_kubeconfig)),
     }
 
 
@@ -284,12 +289,15 @@ def canonical_resources(resources: ContainerResources) -> ContainerResources:
     }
 
 
-def kubeconfig_values(secret: str) -> dict[str, Any]:
-    """Return the arguments and mounts of a syncer in another cluster, for its kubeconfig of the virtual cluster."""
-    if not secret:
-        return {"kubeconfigArgs": None, "kubeconfigMounts": None, "kubeconfigVolumes": None}
+def account_values(name: str, *, is_remote: bool) -> dict[str, Any]:
+    """Return how a syncer gets the credentials of its account: from its pod, or in another cluster from a Secret."""
+    if not is_remote:
+        names = ("automountToken", "kubeconfigArgs", "kubeconfigMounts", "kubeconfigVolumes")
+        return {"serviceAccountName": name, **dict.fromkeys(names)}
     return {
+        "serviceAccountName": None,
+        "automountToken": False,
         "kubeconfigArgs": [f"--kubeconfig={KUBECONFIG_FOLDER}/kubeconfig"],
         "kubeconfigMounts": [{"name": "kubeconfig", "mountPath": KUBECONFIG_FOLDER, "readOnly": True}],
-        "kubeconfigVolumes": [{"name": "kubeconfig", "secret": {"secretName": secret}}],
+        "kubeconfigVolumes": [{"name": "kubeconfig", "secret": {"secretName": name}}],
     }

@@ -19,6 +19,7 @@ from tapestry.client.discovery import is_served
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.names import HASH_LENGTH
 from tapestry.kube.objects import Object, name_of
+from tapestry.kube.pod_references import CSI_SECRET_FIELDS
 from tapestry.kube.resources import (
     ADMISSION_POLICIES,
     ADMISSION_POLICY_BINDINGS,
@@ -29,10 +30,6 @@ from tapestry.kube.resources import (
 )
 from tapestry.manager.join_steps import Cluster, JoinError, list_or_empty
 
-SECRET_REFERENCES = (
-    *("controllerPublishSecretRef", "nodeStageSecretRef", "nodePublishSecretRef"),
-    *("controllerExpandSecretRef", "nodeExpandSecretRef"),
-)
 POD_SOURCES = ("configMap", "downwardAPI", "emptyDir", "persistentVolumeClaim", "projected", "secret")
 """Volume sources that twins may use, at every Pod Security level except `privileged`."""
 DELETES, CREATES = 'request.operation == "DELETE"', 'request.operation == "CREATE"'
@@ -155,7 +152,7 @@ def volume_rules(account: SyncerAccount, allowed: AllowedVolumes) -> Iterator[Ob
     )
     references = [
         f"(!has(object.spec.csi.{field}) || object.spec.csi.{field}.namespace == {cel_string(account.mount)})"
-        for field in SECRET_REFERENCES
+        for field in CSI_SECRET_FIELDS
     ]
     yield validation_rule(
         f"has(object.spec.csi) && {' && '.join(references)}",

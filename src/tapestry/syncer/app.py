@@ -1,5 +1,6 @@
 """Assembly of a syncer process."""
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -15,13 +16,15 @@ from tapestry.client.kubeconfig import default_access
 from tapestry.client.transport import Transport
 from tapestry.controller import App, Controller, Manager
 from tapestry.controller.app import new_identity
-from tapestry.kube.objects import uid_of
+from tapestry.kube.errors import Forbidden
+from tapestry.kube.objects import Object, uid_of
 from tapestry.kube.resources import NAMESPACES
 from tapestry.syncer.bindings import BindingReconciler, ClusterIdentity, Connector
 from tapestry.syncer.bottomup.policy_status import PolicyStatusReconciler, policy_names
 from tapestry.syncer.components import SUMMARY_SECONDS, Syncer, build_components
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.credentials import CredentialsReconciler
+from tapestry.syncer.grants import GrantWaits
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.leasing import PolicySide
 from tapestry.syncer.node_wiring import wire_nodes
@@ -80,7 +83,7 @@ async def build_syncer(
     """Register all controllers and informers of one binding's syncer with `manager`."""
     if not config.binding:
         raise BindingNotFound("binding: no ClusterBinding given; pass its name with --binding")
-    binding = await manager.reads.find(CLUSTER_BINDINGS, config.binding)
+    binding = await find_binding(manager, config.binding)
     if binding is None:
         raise BindingNotFound(f"there is no ClusterBinding {config.binding!r}; create it or name another")
     if manager.elector is not None:
@@ -90,6 +93,19 @@ async def build_syncer(
     syncer = build_components(config, manager, binding, uid_of(system), transports)
     manager.register("syncer", lambda _: wire(syncer, connect))
     return syncer
+
+
+async def find_binding(manager: Manager, name: str) -> Object | None:
+    """Read the binding.  A syncer that starts with its account may have to wait for its rights."""
+    waits = GrantWaits(manager.now)
+    while True:
+        try:
+            return await manager.reads.find(CLUSTER_BINDINGS, name)
+        except Forbidden:
+            pause = waits.pause(name)
+            if waits.is_overdue(name):
+                raise
+            await asyncio.sleep(pause)
 
 
 def wire(syncer: Syncer, connect: Connect) -> None:

@@ -6,9 +6,11 @@ Transforms modify the object they are given: it was just decoded and has no othe
 import msgspec
 
 from tapestry.apis import keys
+from tapestry.apis.excluded_pods import is_system_namespace
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.objects import Object, annotations_of, digest_of, labels_of, uid_of, version_of
+from tapestry.kube.pod_references import references
 from tapestry.kube.pod_requests import effective_requests, occupies_node, pod_allocation
 from tapestry.kube.pods import CONTAINER_FIELDS, is_pod_terminal
 from tapestry.kube.times import timestamp
@@ -17,8 +19,6 @@ from tapestry.syncer.translate.copies import digest_view
 from tapestry.syncer.translate.metadata import source_key, virtual_key
 from tapestry.syncer.translate.nodes import sanitized_node
 from tapestry.syncer.translate.pod_status import SCHEDULED, TWIN_CONDITIONS, sanitized_pod_status
-from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES
-from tapestry.syncer.translate.references import references
 from tapestry.syncer.translate.sanitize import as_list, as_object, is_ip_address
 from tapestry.syncer.views import ForeignPod, PhysicalPod, Port, Twin, VirtualPod
 
@@ -82,7 +82,7 @@ def reference_keys(pod: Object) -> list[str]:
 def dependency_namespace(pod: Object) -> list[str]:
     """Return the namespace of an active pod whose dependencies may have to be copied."""
     namespace = pod["metadata"]["namespace"]
-    return [] if is_pod_terminal(pod) or namespace in SYSTEM_NAMESPACES else [namespace]
+    return [] if is_pod_terminal(pod) or is_system_namespace(namespace) else [namespace]
 
 
 def digest_only(obj: Object) -> Object:

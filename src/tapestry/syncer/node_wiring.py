@@ -15,6 +15,7 @@ from tapestry.syncer.bottomup.reclaimer import Reclaimer
 from tapestry.syncer.cache_transforms import foreign_pod_node, physical_node_of, pod_key_of_twin, pod_node_name
 from tapestry.syncer.caches import Caches
 from tapestry.syncer.components import SUMMARY_SECONDS, Syncer
+from tapestry.syncer.grants import waiting_for_grants
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.predicates import (
     hold_changed,
@@ -40,9 +41,9 @@ def wire_nodes(syncer: Syncer) -> tuple[LeaseCache, Reclaimer, Callable[[], None
     leases = wire_leases(syncer, lambda names: add_all(nodes, names))
     reclaimer = Reclaimer(syncer.identity, binding, caches, clients, now, syncer.pending_disruptions, leases)
     physical = NodeReconciler(binding, caches, clients, partition, syncer.kubelet, now, warning, leases, reclaimer)
-    nodes = manager.controller("nodes", physical.reconcile, workers=NODE_WORKERS)
+    nodes = manager.controller("nodes", waiting_for_grants(physical.reconcile, now), workers=NODE_WORKERS)
     renewal = NodeLeaseReconciler(caches.virtual_nodes, partition, clients.virtual, now)
-    renewals = manager.controller("node-leases", renewal.reconcile, workers=NODE_WORKERS)
+    renewals = manager.controller("node-leases", waiting_for_grants(renewal.reconcile, now), workers=NODE_WORKERS)
     node_objects = wire_node_objects(syncer)
 
     def every_node(_: Object | None = None) -> Iterable[str]:
@@ -111,12 +112,12 @@ def wire_node_objects(syncer: Syncer) -> tuple[Controller, Controller]:
         return [name_of(node) for name in names if (node := caches.virtual_node_of(name)) is not None]
 
     csi_nodes = CsiNodeReconciler(syncer.identity, caches, syncer.clients.virtual)
-    csi = manager.controller("csinodes", csi_nodes.reconcile)
+    csi = manager.controller("csinodes", waiting_for_grants(csi_nodes.reconcile, manager.now))
     csi.watch(caches.csi_nodes, lambda csi_node: virtual_names([name_of(csi_node)]))
     csi.watch(caches.virtual_nodes, when=lifecycle_changed)
     csi.watch(caches.virtual_csi_nodes)
     host_ports = HostPortReconciler(syncer.current_binding, caches, syncer.clients.virtual)
-    ports = manager.controller("hostports", host_ports.reconcile)
+    ports = manager.controller("hostports", waiting_for_grants(host_ports.reconcile, manager.now))
     ports.watch(caches.physical_pods, lambda pod: virtual_names(foreign_pod_node(pod)), when=ports_changed)
     ports.watch(caches.virtual_nodes, when=lifecycle_changed)
     ports.watch(caches.placeholders, pod_node_name)

@@ -8,6 +8,7 @@ from tapestry.controller import Controller, Informer
 from tapestry.controller.controller import KeyMapper, own_namespace
 from tapestry.kube.conditions import is_condition_false
 from tapestry.kube.objects import Object, name_of
+from tapestry.kube.pod_references import projected_tokens as tokens_of
 from tapestry.kube.resources import ENDPOINT_SLICES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, SECRETS, SERVICES
 from tapestry.syncer.bottomup.events import TwinEventForwarder
 from tapestry.syncer.bottomup.pod_status import PodStatusReconciler
@@ -15,6 +16,7 @@ from tapestry.syncer.cache_transforms import digest_only, pod_key_of_twin, sourc
 from tapestry.syncer.caches import Caches
 from tapestry.syncer.components import SUMMARY_SECONDS, Syncer
 from tapestry.syncer.consistency_check import ConsistencyCheck
+from tapestry.syncer.grants import GrantWaits, waiting_for_grants
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.predicates import (
     changed_beyond_twin_status,
@@ -28,7 +30,13 @@ from tapestry.syncer.predicates import (
 from tapestry.syncer.snapshots import SnapshotCaches
 from tapestry.syncer.topdown.admission_timeout import AdmissionTimeout
 from tapestry.syncer.topdown.admitter import Admitter
-from tapestry.syncer.topdown.copies import CopyReconciler, copy_dependencies, dependencies_changed, source_keys_of
+from tapestry.syncer.topdown.copies import (
+    CopyReconciler,
+    copy_dependencies,
+    dependencies_changed,
+    source_keys_of,
+    source_scopes,
+)
 from tapestry.syncer.topdown.lost_twins import LostTwins
 from tapestry.syncer.topdown.namespace_informers import owned_informer
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
@@ -40,7 +48,6 @@ from tapestry.syncer.topdown.tokens import TokenReconciler
 from tapestry.syncer.topdown.volumes import VolumeReconciler, claim_keys, pod_lifetime_changed
 from tapestry.syncer.translate.metadata import source_key, virtual_key
 from tapestry.syncer.translate.pod_status import mapped_uid
-from tapestry.syncer.translate.references import projected_tokens as tokens_of
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
 POD_WORKERS = 32
@@ -69,11 +76,11 @@ def wire_pods(syncer: Syncer, leases: LeaseCache) -> Callable[[], None]:
     dependencies = services, copy_reconciler, volumes, tokens
     virtual = PodReconciler(
         *(identity, binding, caches, clients, ledger, now, writer, lost_twins, timeout, guard),
-        *(admitter, dependencies, services.aliases),
+        *(admitter, dependencies, services.aliases, GrantWaits(now)),
     )
-    down = manager.controller("pods", virtual.reconcile, workers=POD_WORKERS)
+    down = manager.controller("pods", waiting_for_grants(virtual.reconcile, now), workers=POD_WORKERS)
     physical = PodStatusReconciler(identity, caches, syncer.partition, clients.virtual, now, admitter.pending_resizes)
-    up = manager.controller("pod-status", physical.reconcile, workers=POD_WORKERS)
+    up = manager.controller("pod-status", waiting_for_grants(physical.reconcile, now), workers=POD_WORKERS)
     forwarder = TwinEventForwarder(identity, caches, clients, volumes.source_claim)
     manager.run_while_leading("twin-events", forwarder.run)
     caches.virtual_pods.on_change(virtual.on_virtual_pod_change)
@@ -133,8 +140,8 @@ def wire_copies(syncer: Syncer, requeue_pod: Callable[[str], None]) -> tuple[Cop
     def on_pods_of(names: KeyMapper) -> KeyMapper:
         return lambda node: {name for pod in caches.pods_on(name_of(node)) for name in names(pod.object)}
 
-    def outdated(names: Iterable[str]) -> Iterable[str]:
-        return [name for name in names if not sources.is_up_to_date(name)]
+    def outdated(pod: Object) -> Iterable[str]:
+        return [scope for scope in source_scopes(pod) if not sources.is_up_to_date(scope)]
 
     def schedule_sweep(namespace: str) -> None:
         unused.queue.add_after(namespace, SUMMARY_SECONDS)
@@ -149,15 +156,20 @@ def wire_copies(syncer: Syncer, requeue_pod: Callable[[str], None]) -> tuple[Cop
         )
         for kind, resource in COPIED_RESOURCES.items()
     }
-    sources = SourceCache(caches.virtual_pods, clients.virtual_reads, manager.now, source_changed, on_namespace_synced)
+    sources = SourceCache(
+        lambda scope: copy_reconciler.is_scope_used(scope),
+        *(clients.virtual_reads, manager.now, source_changed, on_namespace_synced),
+        lambda scope: scopes.queue.add(scope),
+    )
     copy_reconciler = CopyReconciler(
         identity, binding, caches, clients, manager.now, sources, copy_informers, schedule_sweep
     )
     copies = manager.controller("copies", copy_reconciler.reconcile)
     unused = manager.controller("unused-copies", copy_reconciler.sweep, workers=1)
-    namespaces = manager.controller("copied-namespaces", sources.reconcile, workers=1)
+    scopes = manager.controller("copy-sources", sources.reconcile)
     copies.watch(caches.virtual_pods, lambda pod: copy_dependencies(pod.object), when=dependencies_changed)
-    namespaces.watch(caches.virtual_pods, lambda pod: outdated(own_namespace(pod.object)), when=dependencies_changed)
+    scopes.watch(caches.virtual_pods, lambda pod: outdated(pod.object), when=dependencies_changed)
+    scopes.watch(caches.virtual_nodes, on_pods_of(outdated), when=lifecycle_changed)
     unused.watch(
         caches.virtual_pods, lambda pod: own_namespace(pod.object), when=dependencies_changed, after=SUMMARY_SECONDS
     )

@@ -21,10 +21,12 @@ from functools import cached_property, partial
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.excluded_pods import is_excluded
 from tapestry.apis.names import physical_name, tokens_secret_name, virtual_node_name
 from tapestry.kube.conditions import is_condition_false
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, object_named, uid_of, value_at
 from tapestry.kube.patches import owned_patch
+from tapestry.kube.pod_references import CSI_SECRET_FIELDS, ReferenceKind, projected_tokens, references
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import (
     CONFIGMAPS,
@@ -48,10 +50,9 @@ from tapestry.syncer.translate.metadata import (
     virtual_uid,
 )
 from tapestry.syncer.translate.pod_status import mapped_uid
-from tapestry.syncer.translate.pods import is_excluded, twin_annotations
-from tapestry.syncer.translate.references import ReferenceKind, projected_tokens, references
+from tapestry.syncer.translate.pods import twin_annotations
 from tapestry.syncer.translate.services import desired_objects, service_key
-from tapestry.syncer.translate.volumes import CSI_SECRET_FIELDS, is_bound, is_twin_of, twin_volume
+from tapestry.syncer.translate.volumes import is_bound, is_twin_of, twin_volume
 
 SourceKeys = Callable[[Object], Sequence[str]]
 """Returns the key of the source that a physical object names, if it names one."""

@@ -32,9 +32,10 @@ from tapestry.kube.resources import (
 )
 from tapestry.syncer.cache_transforms import digest_only, is_placeholder, virtual_pod
 from tapestry.syncer.caches import Caches
-from tapestry.syncer.repair import Snapshot
+from tapestry.syncer.repair import Snapshot, secrets_of_volumes
 from tapestry.syncer.topdown.namespace_informers import NamespaceInformers
 from tapestry.syncer.translate.copies import copy_rejection
+from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.views import Twin
 
 VOLUME_RESOURCES = (PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES)
@@ -130,15 +131,23 @@ async def leases_with_our_prefix(virtual: Client, binding: Binding) -> list[Obje
 async def source_objects(virtual: Client, snapshot: Snapshot) -> dict[Resource, dict[str, Object]]:
     """Return the virtual objects that may be synced and that the snapshot refers to."""
     namespaces = {dependency.split("/")[1] for dependency in snapshot.dependencies}
-    for copy in (*snapshot.physical_objects[CONFIGMAPS], *snapshot.physical_objects[SECRETS]):
-        namespaces |= {labels_of(copy).get(keys.VIRTUAL_NAMESPACE, "")} - {""}
-    sources: dict[Resource, dict[str, Object]] = {}
-    for resource in (CONFIGMAPS, SECRETS):
-        sources[resource] = by_key([obj async for obj in digests(virtual, resource, namespaces)])
+    secrets = [await find_object(virtual, SECRETS, key) for key in needed_secrets(snapshot)]
+    sources: dict[Resource, dict[str, Object]] = {
+        CONFIGMAPS: by_key([obj async for obj in digests(virtual, CONFIGMAPS, namespaces)]),
+        SECRETS: by_key([digest_only(each) for each in secrets if each is not None and copy_rejection(each) is None]),
+    }
     for resource in (SERVICES, ENDPOINT_SLICES):
         service_namespaces = snapshot.binding.spec.service_namespaces
         sources[resource] = by_key([obj for each in service_namespaces for obj in await virtual.list(resource, each)])
     return sources | await bound_claims(virtual, snapshot)
+
+
+def needed_secrets(snapshot: Snapshot) -> set[str]:
+    """Return the keys of the Secrets that pods and twin volumes need. A syncer may read no others."""
+    mounted = secrets_of_volumes(snapshot)
+    copies = (copy for copy in snapshot.physical_objects[SECRETS] if name_of(copy) in mounted)
+    needed = {key.partition("/")[2] for key in snapshot.dependencies_of_kind(SECRETS.plural)}
+    return needed | {key for copy in copies for key in source_key(copy)}
 
 
 async def bound_claims(virtual: Client, snapshot: Snapshot) -> dict[Resource, dict[str, Object]]:

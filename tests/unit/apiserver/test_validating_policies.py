@@ -185,6 +185,18 @@ async def test_policy_can_deny_deletion(call: ServerClient) -> None:
     assert (await call("DELETE", f"{DEPLOYMENTS}/web"))[0] == 422
 
 
+async def test_policy_can_deny_token_requests(call: ServerClient) -> None:
+    unbound = policy_body("has(object.spec.boundObjectRef)", rules=[rule("", "v1", "serviceaccounts/token", "CREATE")])
+    await create_bound_policy(call, unbound)
+    await call.made("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "robot"}})
+    path = "/api/v1/namespaces/default/serviceaccounts/robot/token"
+    status, found = await call("POST", path, {"spec": {"expirationSeconds": 600}})
+    assert (status, "denied request" in found["message"]) == (422, True)
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": "missing"}
+    status, _ = await call("POST", path, {"spec": {"expirationSeconds": 600, "boundObjectRef": reference}})
+    assert status == 404
+
+
 async def test_policies_do_not_apply_to_policies(call: ServerClient) -> None:
     await create_bound_policy(call, policy_body("false", rules=[rule("*", "*", "*", "*")]))
     assert (await call("DELETE", f"{BINDINGS}/everywhere"))[0] == 200

@@ -28,7 +28,10 @@ from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.errors import Conflict
 from tapestry.kube.objects import Object, annotations_of, name_of, object_named, uid_of, value_at, with_value
 from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
     CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
     NAMESPACES,
@@ -46,7 +49,8 @@ from tapestry.manager.config import BindingsConfig
 
 VIRTUAL = [
     *(CLUSTER_BINDINGS, POLICIES, NAMESPACES, SECRETS, NODES, PODS),
-    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS),
+    *(ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS),
+    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, DISRUPTION_BUDGETS),
     *(SERVICES, DEPLOYMENTS, SIGNING_REQUESTS),
 ]
 CONFIG = BindingsConfig(leader_election=LeaderElection(enabled=False))
@@ -120,6 +124,29 @@ async def bind_and_unbind(virtual: Client, physical: Client) -> None:
     await wait_for(virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=A_DAY)
 
 
+async def grant_and_revoke(virtual: Client, physical: Client) -> None:
+    """A node and a pod appear, the pod gets a second reference, and both disappear."""
+    binding = await bound(virtual, physical)
+    labels = {keys.CLUSTER_BINDING_UID: uid_of(binding), keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL}
+    await virtual.create(NODES, {"metadata": {"name": "vnode-east-a", "labels": labels}})
+    pod = specimen(PODS, "web", "shop")
+    volumes = [{"name": "v", "secret": {"secretName": "password"}}]
+    await virtual.create(PODS, {**pod, "spec": {**pod["spec"], "nodeName": "vnode-east-a", "volumes": volumes}})
+    for resource, name, namespace, word in (
+        (CLUSTER_ROLES, "tapestry-syncer-east:nodes", None, "vnode-east-a"),
+        (ROLES, "tapestry-syncer-east:pods", "shop", "password"),
+    ):
+        granted = lambda role, word=word: word in str(role)  # noqa: E731
+        await wait_for(virtual, resource, name, namespace, until=granted, timeout=A_DAY)
+    bindings = ROLE_BINDINGS, "tapestry-syncer-east:pods", "shop"
+    await wait_for(virtual, *bindings, until=bool, timeout=A_DAY)
+    await virtual.delete(PODS, object_named("web", "shop"), grace_seconds=0)
+    await wait_for(virtual, *bindings, until=lambda obj: obj is None, timeout=A_DAY)
+    await virtual.delete(NODES, object_named("vnode-east-a"))
+    revoked = lambda role: "vnode-east-a" not in str(role)  # noqa: E731
+    await wait_for(virtual, CLUSTER_ROLES, "tapestry-syncer-east:nodes", until=revoked, timeout=A_DAY)
+
+
 @cache
 def known_request(names: frozenset[str]) -> Object:
     """Return the same request in every replay, although signatures are random."""
@@ -178,6 +205,10 @@ def is_create(call: str) -> bool:
     return call.startswith(("POST", "PATCH")) and "accessreviews" not in call and "events" not in call
 
 
+def is_grant(call: str) -> bool:
+    return "roles" in call or "rolebindings" in call
+
+
 def is_delete(call: str) -> bool:
     return call.startswith(("DELETE", "PATCH")) or "/nodes" in call or "/pods" in call
 
@@ -187,6 +218,7 @@ SCENARIOS = [
     for name, world, counts in (
         ("a binding comes and goes", bind_and_unbind, lambda _: True),
         ("a binding stays and gets a certificate", bind_and_certify, is_create),
+        ("rights are granted and revoked", grant_and_revoke, is_grant),
         ("a cluster is left by force and swept", force_unbind_and_clean_up, is_delete),
     )
 ]

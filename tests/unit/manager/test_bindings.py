@@ -13,7 +13,9 @@ from prometheus_client import REGISTRY
 from tapestry.apis import keys
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.policies import POLICIES
+from tapestry.client.access import Access
 from tapestry.client.client import Client
+from tapestry.client.tls import Pem, ServerVerification
 from tapestry.client.transport import Request, Transport
 from tapestry.client.watch import wait_for
 from tapestry.controller.testing import InProcessApi, specimen
@@ -30,14 +32,15 @@ from tapestry.kube.resources import (
 )
 from tapestry.kube.times import timestamp
 from tapestry.manager.app import SyncerCluster
-from tapestry.manager.config import PROFILES, BindingsConfig, SyncerSettings
+from tapestry.manager.config import PROFILES, BindingsConfig
 
 EAST = "https://east.example"
 SYSTEM = keys.SYSTEM_NAMESPACE
 FIVE_MINUTES = 301
 HALF_A_MINUTE = 31
 
-ELSEWHERE = BindingsConfig(deploy_kubeconfig="there", syncer=SyncerSettings(kubeconfig_secret="to-virtual"))
+ELSEWHERE = BindingsConfig(deploy_kubeconfig="there")
+VIRTUAL = Access("https://virtual.example", verification=ServerVerification(Pem("ca", b"authority")))
 
 World = Any  # of conftest.py
 
@@ -63,7 +66,9 @@ async def test_valid_binding_becomes_ready_and_gets_a_syncer(world: World) -> No
             "Role tapestry-syncer-east-kubeconfig",
             "RoleBinding tapestry-syncer-east",
             "RoleBinding tapestry-syncer-east-kubeconfig",
+            "ClusterRole tapestry-syncer-east:nodes",
             "ClusterRoleBinding tapestry-syncer-east",
+            "ClusterRoleBinding tapestry-syncer-east:nodes",
             "PodDisruptionBudget tapestry-syncer-east",
             "Service tapestry-syncer-east",
             "Deployment tapestry-syncer-east",
@@ -465,31 +470,37 @@ async def test_custom_templates_replace_packaged_ones(world: World, tmp_path: Pa
 
 
 async def test_syncers_may_run_in_a_remote_cluster(world: World) -> None:
-    management = InProcessApi([DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS], now=world.clock.now)
+    management = InProcessApi([DEPLOYMENTS, DISRUPTION_BUDGETS, SECRETS], now=world.clock.now)
     there = Client(management.connect())
-    async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect())):
+    async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect(), VIRTUAL)):
         binding = await world.join("east")
-        assert await world.of_syncers() == []
+        await world.wait(1)
+        assert [each for each in await world.of_syncers() if not each.startswith(("Role", "ClusterRole"))] == [
+            "ServiceAccount tapestry-syncer-east"
+        ]
+        assert "ClusterRole tapestry-syncer-east:nodes" in await world.of_syncers()
         deployment = await wait_for(there, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool)
         assert deployment is not None
         assert "ownerReferences" not in deployment["metadata"]
         assert deployment["metadata"]["labels"][keys.CLUSTER_BINDING_UID] == uid_of(binding)
         pod = deployment["spec"]["template"]["spec"]
+        assert pod.get("serviceAccountName") is None
+        assert pod["automountServiceAccountToken"] is False
         assert [(each["name"], each["secret"]["secretName"]) for each in pod["volumes"]] == [
-            ("kubeconfig", "to-virtual")
+            ("kubeconfig", "tapestry-syncer-east")
         ]
         assert "--kubeconfig=/etc/tapestry/kubeconfig/kubeconfig" in pod["containers"][0]["args"]
         await there.delete(DEPLOYMENTS, deployment)
         await wait_for(there, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool)
         await world.unbind("east")
         await world.is_gone("east")
-        assert await there.list(DEPLOYMENTS) == await there.list(SERVICE_ACCOUNTS) == []
+        assert await there.list(DEPLOYMENTS) == await there.list(SECRETS) == []
         assert await there.list(DISRUPTION_BUDGETS) == []
 
 
 async def test_former_leader_writes_nothing_to_remote_cluster(world: World) -> None:
-    management = InProcessApi([DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS], now=world.clock.now)
-    elsewhere = SyncerCluster(management.connect(), management.connect())
+    management = InProcessApi([DEPLOYMENTS, DISRUPTION_BUDGETS, SECRETS], now=world.clock.now)
+    elsewhere = SyncerCluster(management.connect(), management.connect(), VIRTUAL)
     async with world.running(ELSEWHERE, elsewhere) as manager:
         await world.join("east")
         assert manager.elector is not None
@@ -506,9 +517,9 @@ async def cut_off(transport: Transport, cut: Callable[[], None]) -> None:
 
 
 async def test_binding_only_in_cache_creates_nothing(world: World) -> None:
-    management = InProcessApi([DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS], now=world.clock.now)
+    management = InProcessApi([DEPLOYMENTS, DISRUPTION_BUDGETS, SECRETS], now=world.clock.now)
     there = Client(management.connect())
-    async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect())):
+    async with world.running(ELSEWHERE, SyncerCluster(management.connect(), management.connect(), VIRTUAL)):
         await world.join("east")
         await world.wait(1)
         world.api.freeze()

@@ -5,7 +5,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tapestry.apis.permissions import SYNCER_ROLE
 from tapestry.cli.main import main
 from tapestry.kube.objects import Object, key_of
 from tapestry.manager.config import BindingsConfig
@@ -31,9 +30,12 @@ def test_manifests_are_printed_in_apply_order() -> None:
         "Namespace tapestry-host-ports",
         "CustomResourceDefinition clusterbindings.cloud.tencent.com",
         "CustomResourceDefinition resourceleasingpolicies.cloud.tencent.com",
+        "ValidatingAdmissionPolicy tapestry-syncers",
+        "ValidatingAdmissionPolicyBinding tapestry-syncers",
+        "ValidatingAdmissionPolicy tapestry-manager",
+        "ValidatingAdmissionPolicyBinding tapestry-manager",
         "ServiceAccount tapestry-system/tapestry-manager",
         "ClusterRole tapestry-syncer",
-        "ClusterRole tapestry-sync-back",
         "ClusterRole tapestry-metrics-reader",
         "ClusterRole tapestry-manager",
         "ClusterRoleBinding tapestry-manager",
@@ -41,6 +43,10 @@ def test_manifests_are_printed_in_apply_order() -> None:
         "RoleBinding tapestry-system/tapestry-manager",
         "Role tapestry-host-ports/tapestry-syncer",
         "RoleBinding tapestry-host-ports/tapestry-syncer",
+        "Role kube-node-lease/tapestry-syncer",
+        "RoleBinding kube-node-lease/tapestry-syncer",
+        "Role kube-system/tapestry-syncer",
+        "RoleBinding kube-system/tapestry-syncer",
         "Deployment tapestry-system/tapestry-manager",
     ]
     container = found["Deployment tapestry-system/tapestry-manager"]["spec"]["template"]["spec"]["containers"][0]
@@ -48,7 +54,20 @@ def test_manifests_are_printed_in_apply_order() -> None:
     assert {"name": "TAPESTRY_SYNCER_IMAGE", "value": "mine:1"} in container["env"]
 
 
-def test_roles_have_no_wildcards_and_bind_one_name() -> None:
+def test_admission_policies_can_be_omitted() -> None:
+    done = CliRunner().invoke(main, ["manifests", "--image", "mine:1", "--no-admission-policies"])
+    assert done.exit_code == 0, done.output
+    assert not [each for each in by_name(list(yaml.safe_load_all(done.output))) if "AdmissionPolicy" in each]
+
+
+def test_manager_issues_tokens_on_request_only() -> None:
+    for is_requested in (False, True):
+        found = by_name(list(installation_objects(issues_tokens=is_requested)))
+        rules = found["Role tapestry-system/tapestry-manager"]["rules"]
+        assert any(rule["resources"] == ["serviceaccounts/token"] for rule in rules) is is_requested
+
+
+def test_only_the_manager_may_write_roles() -> None:
     found = by_name(list(installation_objects(kubeconfig_namespaces=["tenant"])))
     rules = [(name, rule) for name, obj in found.items() for rule in obj.get("rules", [])]
     assert rules
@@ -56,9 +75,8 @@ def test_roles_have_no_wildcards_and_bind_one_name() -> None:
         name for name, rule in rules if "*" in (*rule["verbs"], *rule.get("resources", []), *rule.get("apiGroups", []))
     ]
     binding = [rule for _, rule in rules if {"bind", "escalate", "impersonate"} & set(rule["verbs"])]
-    assert [(rule["verbs"], rule["resources"], rule["resourceNames"]) for rule in binding] == [
-        (["bind"], ["clusterroles"], [SYNCER_ROLE])
-    ]
+    assert [rule["resources"] for rule in binding] == [["clusterroles"], ["roles"]]
+    assert {name for name, rule in rules if rule in binding} == {"ClusterRole tapestry-manager"}
 
 
 def test_only_syncers_may_create_host_port_pods() -> None:
@@ -83,14 +101,11 @@ def test_secret_permissions_are_limited_to_kubeconfig_namespaces() -> None:
         for rule in obj.get("rules", [])
         if "secrets" in rule.get("resources", [])
     }
-    assert allowed.pop("ClusterRole tapestry-syncer") == {"get", "list", "watch"}
-    assert allowed.pop("ClusterRole tapestry-sync-back") == {"patch"}
-    assert not any("tapestry-sync-back" in str(obj.get("roleRef")) for obj in found.values())
     assert set(allowed) == {"Role home/tapestry-manager", "Role tenant/tapestry-manager"}
     kinds = {
         resource for rule in found["Role tenant/tapestry-manager"]["rules"] for resource in rule.get("resources", [])
     }
-    assert kinds == {"secrets", "roles", "rolebindings"}
+    assert kinds == {"secrets"}
     subject = {"kind": "ServiceAccount", "name": "tapestry-manager", "namespace": "home"}
     assert found["RoleBinding tenant/tapestry-manager"]["subjects"] == [subject]
 
@@ -109,7 +124,6 @@ def test_invalid_manager_settings_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     for text, message in {
         "syncer: {resources: {limits: {cpu: lots}}}": "syncer: resources.limits.cpu: 'lots'",
-        "deployKubeconfig: elsewhere": "deployKubeconfig: syncers in another cluster need syncer.kubeconfigSecret",
         "syncer: {imagee: x}": "syncer.imagee: unknown; did you mean syncer.image?",
     }.items():
         file.write_text(text)

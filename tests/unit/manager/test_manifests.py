@@ -12,7 +12,6 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDING
 from tapestry.kube.crds import decode_spec
 from tapestry.kube.objects import Object
 from tapestry.kube.patches import owned_patch
-from tapestry.kube.resources import DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS
 from tapestry.manager.config import BindingsConfig, SyncerSettings
 from tapestry.manager.manifests import TemplateError, rendered_objects, syncer_manifests, with_server_additions
 from tapestry.manager.syncers import load_templates, packaged_templates, scopes, template_values
@@ -165,11 +164,13 @@ def test_syncers_may_use_loopback_if_manager_may() -> None:
     assert "--allow-loopback" in args(BindingsConfig(allow_loopback=True))
 
 
-def test_remote_cluster_gets_no_roles() -> None:
-    config = BindingsConfig(deploy_kubeconfig="f", syncer=SyncerSettings(kubeconfig_secret="s"))
-    assert {resource for resource, _ in scopes(config)} == {DEPLOYMENTS, DISRUPTION_BUDGETS, SERVICE_ACCOUNTS}
-    kinds = ("ServiceAccount", "PodDisruptionBudget", "Deployment")
-    assert set(rendered(config)) == {f"{kind} tapestry-syncer-east-1" for kind in kinds}
+def test_syncer_in_remote_cluster_mounts_its_credentials() -> None:
+    pod = rendered(BindingsConfig(deploy_kubeconfig="f"))["Deployment tapestry-syncer-east-1"]["spec"]["template"]
+    assert pod["spec"]["volumes"][0]["secret"] == {"secretName": "tapestry-syncer-east-1"}
+    assert "serviceAccountName" not in pod["spec"]
+    local = rendered(BindingsConfig())["Deployment tapestry-syncer-east-1"]["spec"]["template"]
+    assert local["spec"]["serviceAccountName"] == "tapestry-syncer-east-1"
+    assert "automountServiceAccountToken" not in local["spec"]
 
 
 TREES = st.recursive(

@@ -23,7 +23,7 @@ from tapestry.nodeproxy.usage import (
     usage_request,
 )
 
-from .world import NODE, POD, TWIN, World, a_node, a_pod
+from .world import NODE, POD, TWIN, World, new_node, new_pod
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PATH = node_metrics_path(NODE)
@@ -83,7 +83,7 @@ def test_cpu_time_never_decreases(steps: list[tuple[int, int]]) -> None:
     for seconds, millis in steps:
         at += timedelta(seconds=seconds)
         sample = sample_of(pod_metrics(at, f"{millis}m"))
-        (usage,) = counters.update([a_pod()], lambda _, sample=sample: sample)
+        (usage,) = counters.update([new_pod()], lambda _, sample=sample: sample)
         (container,) = usage.containers
         assert (container.core_seconds, counters.core_seconds) >= last
         last = container.core_seconds, counters.core_seconds
@@ -94,7 +94,7 @@ def test_rates_are_summed_up_over_the_time_between_measurements() -> None:
 
     def core_seconds(seconds: int, cpu: str) -> float:
         sample = sample_of(pod_metrics(NOW + timedelta(seconds=seconds), cpu))
-        return counters.update([a_pod()], lambda _: sample)[0].containers[0].core_seconds
+        return counters.update([new_pod()], lambda _: sample)[0].containers[0].core_seconds
 
     assert core_seconds(0, "500m") == 10  # the first window
     assert core_seconds(0, "500m") == 10
@@ -107,7 +107,7 @@ def test_rates_are_summed_up_over_the_time_between_measurements() -> None:
 def test_only_containers_of_the_pod_are_included() -> None:
     containers = [{"name": name, "usage": {"cpu": "1", "memory": "1"}} for name in ("c", "injected", 'x"} 1\n')]
     sample = sample_of(pod_metrics(containers=containers))
-    (usage,) = NodeCounters().update([a_pod()], lambda _: sample)
+    (usage,) = NodeCounters().update([new_pod()], lambda _: sample)
     assert [each.container for each in usage.containers] == ["c"]
 
 
@@ -180,7 +180,7 @@ class Listing:
 
 
 async def test_list_expires_and_deleted_nodes_are_forgotten() -> None:
-    client, seconds, nodes = Listing(), [0.0], {NODE: a_node(), "gone": object_named("gone")}
+    client, seconds, nodes = Listing(), [0.0], {NODE: new_node(), "gone": object_named("gone")}
     source = UsageSource(nodes.get, lambda _: [], lambda _: None, client, "leased", "")  # type: ignore[arg-type]
     reader = UsageReader(source, lambda: NOW, lambda: seconds[0])
     for node in list(nodes.values()):

@@ -72,7 +72,7 @@ def new_twin(uid: str = "t1") -> Object:
     return {"metadata": {"name": TWIN, "namespace": MOUNT, "uid": uid}}
 
 
-def a_node() -> Object:
+def new_node() -> Object:
     metadata = {"name": NODE, "creationTimestamp": "2026-01-01T00:00:00Z"}
     return {"metadata": metadata, "status": {"capacity": {"memory": "1Gi"}}}
 
@@ -305,7 +305,7 @@ async def new_world(folder: Path, places: int = 64) -> AsyncIterator[World]:
         streams = StreamRelay(twins, streaming.upgrade, world.sessions)
         watch = group.create_task(world.sessions.watch())
         pods = partial(pods_on, world.pods)
-        source = UsageSource({NODE: a_node()}.get, pods, lambda _: world.twin, physical, MOUNT, "binding=east")
+        source = UsageSource({NODE: new_node()}.get, pods, lambda _: world.twin, physical, MOUNT, "binding=east")
         usage = UsageReader(source, lambda: datetime.now(UTC))
         kubelet = KubeletServer(CachedAuth(Client(virtual)), twins, logs, streams, usage)
         async with serve_kubelet(kubelet, LOOPBACK, world.serving.context) as at:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tapestry.apiserver.core.requests import User, WriteRequest
+from tapestry.apiserver.core.request_bodies import decoded_body
+from tapestry.apiserver.core.requests import Call, Target, User, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
 from tapestry.kube.objects import Object, labels_of
 from tapestry.kube.resources import NAMESPACES, Resource
@@ -74,6 +75,16 @@ def admission_attributes(request: WriteRequest, old: Object | None, new: Object 
         new,
         old,
     )
+
+
+def posted_attributes(call: Call, target: Target) -> tuple[WriteRequest, AdmissionAttributes]:
+    """The request and the attributes of a post to a subresource."""
+    posted = decoded_body(call) or {}
+    kind = subresource_kind(target.info, target.subresource)
+    metadata = {**(posted.get("metadata") or {}), "namespace": target.namespace}
+    body = {"kind": kind.kind, "apiVersion": kind.api_version, **posted, "metadata": metadata}
+    request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
+    return request, admission_attributes(request, None, body)
 
 
 def subresource_kind(info: ResourceInfo, subresource: str) -> Resource:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from tapestry.apiserver.admission.expression_variables import expression_variables
 from tapestry.apiserver.admission.matching import (
@@ -18,6 +19,7 @@ from tapestry.apiserver.admission.matching import (
     MatchCriteria,
     admission_attributes,
     policy_criteria,
+    posted_attributes,
 )
 from tapestry.apiserver.admission.policy_parameters import ParameterError, PolicyParameters
 from tapestry.apiserver.core import api_errors
@@ -28,8 +30,9 @@ from tapestry.apiserver.core.match_conditions import (
     compile_conditions,
     evaluate_metered,
 )
-from tapestry.apiserver.core.requests import Authorize, WriteRequest
+from tapestry.apiserver.core.requests import Authorize, Call, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceRegistry
+from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler, response_with_warnings
 from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.core.workers import run_if_large
 from tapestry.kube.budget import charge
@@ -203,6 +206,22 @@ class ValidatingPolicies:
         """Check a request that does not write a stored object: a stream or a proxied request."""
         if bound := await self.bound_policies():
             await self.check(bound, request, attributes)
+
+    def admitted_handler(self, handler: ResourceHandler) -> ResourceHandler:
+        """Wrap a handler of posts to a subresource with admission by policies."""
+
+        async def admit_and_handle(call: Call, target: Target) -> ApiResponse:
+            bound = await self.bound_policies()
+            if not bound:
+                return await handler(call, target)
+            request, attributes = posted_attributes(call, target)
+            await self.check(bound, request, attributes)
+            response = await handler(call, target)
+            return structs.replace(
+                response, headers={**response.headers, **response_with_warnings(request, 0, b"").headers}
+            )
+
+        return admit_and_handle
 
     async def bound_policies(self) -> list[tuple[CompiledPolicy, list[CompiledBinding]]]:
         """The policies that have bindings, compiled if any changed."""

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.admission.expression_variables import expression_variables
-from tapestry.apiserver.admission.matching import AdmissionAttributes, admission_attributes, subresource_kind
+from tapestry.apiserver.admission.matching import AdmissionAttributes, admission_attributes, posted_attributes
 from tapestry.apiserver.admission.reviews import (
     REVIEW_VERSIONS,
     AdmissionResponse,
@@ -27,7 +27,6 @@ from tapestry.apiserver.admission.reviews import (
 from tapestry.apiserver.admission.webhook_configurations import MUTATING, VALIDATING, Webhook, WebhookConfigurations
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.outgoing_http import WebhookCallError, WebhookClient
-from tapestry.apiserver.core.request_bodies import decoded_body
 from tapestry.apiserver.core.requests import (
     BOOTSTRAP_USER,
     Authorize,
@@ -310,16 +309,6 @@ def matching_webhooks(
         return ()  # the handler of that subresource calls `admit` with the body
     operation = "DELETE" if new is None else "CREATE" if old is None else "UPDATE"
     return hooks.webhooks_for((operation, info.resource, subresource), lambda: admission_attributes(request, old, new))
-
-
-def posted_attributes(call: Call, target: Target) -> tuple[WriteRequest, AdmissionAttributes]:
-    """The request and the attributes of a post to a subresource."""
-    posted = decoded_body(call) or {}
-    kind = subresource_kind(target.info, target.subresource)
-    metadata = {**(posted.get("metadata") or {}), "namespace": target.namespace}
-    body = {"kind": kind.kind, "apiVersion": kind.api_version, **posted, "metadata": metadata}
-    request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
-    return request, admission_attributes(request, None, body)
 
 
 def without_generated_name(request: WriteRequest, attributes: AdmissionAttributes) -> AdmissionAttributes:

@@ -19,13 +19,14 @@ from weakref import WeakValueDictionary
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.excluded_pods import is_excluded
 from tapestry.apis.names import physical_name
-from tapestry.apis.permissions import SYNC_BACK_ROLE
 from tapestry.controller import Informer, Result
 from tapestry.kube.conditions import find_condition, is_condition_false
 from tapestry.kube.errors import AlreadyExists, BadRequest, Conflict, Forbidden, Invalid, KubeError
 from tapestry.kube.names import dns_subdomain_error
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
+from tapestry.kube.pod_references import references
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS
 from tapestry.process.logs import logger
@@ -34,8 +35,8 @@ from tapestry.syncer.caches import Caches
 from tapestry.syncer.clients import Clients
 from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.identity import Identity
-from tapestry.syncer.topdown.dependencies import DependencyNotReady
-from tapestry.syncer.topdown.source_cache import COPIED_RESOURCES, SourceCache
+from tapestry.syncer.topdown.dependencies import DependencyNotReady, NotGranted
+from tapestry.syncer.topdown.source_cache import COPIED_RESOURCES, SourceCache, scope_of
 from tapestry.syncer.translate.copies import (
     copied_content,
     copy_metadata,
@@ -50,8 +51,6 @@ from tapestry.syncer.translate.copies import (
 )
 from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.translate.pod_status import mapped_uid
-from tapestry.syncer.translate.pods import is_excluded
-from tapestry.syncer.translate.references import references
 from tapestry.syncer.translate.security import security_violations
 from tapestry.syncer.translate.sync_back import SyncBackRejected, is_allowed, is_changed_below_only, sync_back_patch
 from tapestry.syncer.views import VirtualPod
@@ -60,6 +59,8 @@ log = logger(__name__)
 
 NAME_TAKEN_RETRY_SECONDS = 60.0
 """Seconds before a name that a foreign object has is tried again."""
+GRANT_RETRY_SECONDS = 1.0
+"""Seconds before a source is read again after the virtual API server has forbidden it."""
 INITIAL_BACKOFF, MAX_BACKOFF = timedelta(seconds=1), timedelta(minutes=5)
 """Delay before a repeated foreign change of a copy is reverted, so that two writers do not fight at full speed."""
 BACKOFF_RESET = timedelta(minutes=15)
@@ -142,6 +143,8 @@ class CopyReconciler:
             await self.ensure_copy(key, binding)
         except SourceMissing:
             return None
+        except NotGranted:
+            return Result(requeue_after=GRANT_RETRY_SECONDS)
         except DependencyNotReady as wait:
             log.warning("copy failed", key=key, reason=wait.reason, error=str(wait))
             return Result(requeue_after=NAME_TAKEN_RETRY_SECONDS)
@@ -205,6 +208,17 @@ class CopyReconciler:
             if find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION)
         )
         return any(not security_violations(pod, binding.spec.pod_security) for pod in accepted)
+
+    def is_scope_used(self, scope: str) -> bool:
+        """Return whether a pod, or a volume, may need a source in the scope: a Secret or a namespace of ConfigMaps."""
+        binding = self.current_binding.get()
+        if binding is None:
+            return False
+        kind, _, target = scope.partition("/")
+        if kind == SECRETS.plural:
+            return self.is_needed(scope, binding)
+        pods = self.caches.virtual_pods.store.iter_by("namespace", target)
+        return any(self.may_run(pod.object, binding) for pod in pods)
 
     def users(self, key: str, binding: Binding) -> Iterator[Object]:
         pods = (pod.object for pod in self.caches.virtual_pods.store.iter_by("refers", key))
@@ -304,8 +318,8 @@ class CopyReconciler:
             changed = await self.clients.virtual.patch(resource, source, patch)
         except Forbidden:
             message = (
-                "a change in the physical cluster was not taken over: the syncer may not patch objects in this "
-                f"namespace; bind the ClusterRole {SYNC_BACK_ROLE} to its account in {namespace_of(source)}"
+                "a change in the physical cluster was not taken over: the syncer may not patch this object; "
+                "the manager grants that, see its log"
             )
             events.warning(source, "SyncBackForbidden", message)
             return source
@@ -393,7 +407,7 @@ class CopyReconciler:
         try:
             return await self.clients.virtual.find(COPIED_RESOURCES[kind], name, namespace)
         except Forbidden as error:
-            raise DependencyNotReady("NotPermitted", error.message) from error
+            raise NotGranted(error.message) from error
 
 
 def copy_dependencies(pod: Object) -> dict[str, bool]:
@@ -404,6 +418,11 @@ def copy_dependencies(pod: Object) -> dict[str, bool]:
             key = f"{each.kind}/{namespace_of(pod)}/{each.name}"
             dependencies[key] = each.optional and dependencies.get(key, True)
     return dependencies
+
+
+def source_scopes(pod: Object) -> set[str]:
+    """Return the scopes of the sources that a pod may need."""
+    return {f"{CONFIGMAPS.plural}/{namespace_of(pod)}", *map(scope_of, copy_dependencies(pod))}
 
 
 def kind_of(key: str) -> str:

@@ -18,6 +18,13 @@ class DependencyNotReady(Exception):
         self.retry_seconds = retry_seconds
 
 
+class NotGranted(DependencyNotReady):
+    """The virtual API server forbids a request that the pod needs; the manager may be about to grant the right."""
+
+    def __init__(self, message: str, reason: str = "NotGranted") -> None:
+        super().__init__(reason, message)
+
+
 class Dependency(Protocol):
     async def ensure(self, pod: VirtualPod, binding: Binding) -> None:
         """Create what the pod needs in the physical cluster, or raise DependencyNotReady."""

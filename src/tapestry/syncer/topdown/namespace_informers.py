@@ -33,7 +33,7 @@ def owned_informer(
 
 
 class NamespaceInformers:
-    """One informer for each namespace of a changing set; they run while `run` does.
+    """One informer for each namespace, or each `namespace/name`, of a changing set; they run while `run` does.
 
     `make` creates the informer of a namespace that is added, and a new one if it is removed and added again.
     """
@@ -49,6 +49,18 @@ class NamespaceInformers:
         if desired != self._informers.keys():
             self._informers = {each: self._informers.get(each) or self._make(each) for each in desired}
             self._changed.set()
+
+    def add(self, namespace: str) -> None:
+        if namespace not in self._informers:
+            self._informers[namespace] = self._make(namespace)
+            self._changed.set()
+
+    def discard(self, namespace: str) -> None:
+        if self._informers.pop(namespace, None) is not None:
+            self._changed.set()
+
+    def __len__(self) -> int:
+        return len(self._informers)
 
     def synced_informer(self, namespace: str) -> Informer | None:
         """Return the informer of a namespace once its store is filled."""

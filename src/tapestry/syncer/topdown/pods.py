@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.excluded_pods import is_excluded
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import (
@@ -38,12 +39,13 @@ from tapestry.syncer.cache_transforms import physical_node_of
 from tapestry.syncer.caches import CACHE_LAG_SECONDS, Caches
 from tapestry.syncer.clients import Clients
 from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.grants import GrantWaits
 from tapestry.syncer.identity import Identity
 from tapestry.syncer.ledger import Ledger
 from tapestry.syncer.predicates import twin_ended
 from tapestry.syncer.topdown.admission_timeout import QUOTA_EXCEEDED, AdmissionTimeout
 from tapestry.syncer.topdown.admitter import Admitter, with_resources_of
-from tapestry.syncer.topdown.dependencies import Dependency, DependencyNotReady
+from tapestry.syncer.topdown.dependencies import Dependency, DependencyNotReady, NotGranted
 from tapestry.syncer.topdown.lost_twins import LostTwins
 from tapestry.syncer.topdown.orphans import OrphanTracker
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter, condition_since, rejection_errors
@@ -53,7 +55,7 @@ from tapestry.syncer.translate import pod_status, pods
 from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
 from tapestry.syncer.translate.metadata import is_applied, virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid
-from tapestry.syncer.translate.pods import HostAlias, is_excluded
+from tapestry.syncer.translate.pods import HostAlias
 from tapestry.syncer.translate.tolerations import untolerated_taints
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
@@ -85,6 +87,8 @@ class PodReconciler:
     dependencies: Sequence[Dependency]
     host_aliases: Callable[[str], Sequence[HostAlias]]
     """Returns the host aliases for pods of a namespace."""
+    grant_waits: GrantWaits
+    """UIDs of the pods that wait for a right."""
     orphans: OrphanTracker = field(default_factory=OrphanTracker)
 
     def on_virtual_pod_change(self, old: VirtualPod | None, new: VirtualPod | None) -> None:
@@ -97,6 +101,7 @@ class PodReconciler:
             self.admitter.on_pod_ended(pod)
             self.admission_timeout.forget(pod)
             self.priority_class_guard.waiting.discard(pod.key)
+            self.grant_waits.clear(pod.uid)
         if new is None and (twin := self.caches.twin_of_pod(pod.object)) is not None:
             self.orphans.mark_pod_deleted(uid_of(twin))
 
@@ -187,6 +192,10 @@ class PodReconciler:
         except DependencyNotReady as wait:
             ledger.release(key)
             self.admission_timeout.clear_quota_wait(pod)
+            if isinstance(wait, NotGranted):
+                wait.retry_seconds = self.grant_waits.pause(pod.uid)
+                if not self.grant_waits.is_overdue(pod.uid):
+                    return Result(requeue_after=wait.retry_seconds)
             await self.status_writer.set_unmapped(pod, wait.reason, str(wait))
             seconds = NAME_TAKEN_RETRY_SECONDS if wait.reason in POLLED_REASONS else wait.retry_seconds
             return Result(requeue_after=seconds) if seconds is not None else None
@@ -196,6 +205,7 @@ class PodReconciler:
         except BaseException:
             ledger.release(key)
             raise
+        self.grant_waits.clear(pod.uid)
         return await self.submit(pod, binding, node, desired)
 
     async def submit(self, pod: VirtualPod, binding: Binding, node: str, wanted: Object) -> Result | None:

@@ -17,6 +17,7 @@ from tapestry.controller import Informer, Result
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Conflict, Forbidden, Invalid, NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
+from tapestry.kube.pod_references import projected_tokens
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import PODS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import parse_time
@@ -26,7 +27,7 @@ from tapestry.syncer.clients import Clients
 from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.identity import Identity
 from tapestry.syncer.partition import Partition
-from tapestry.syncer.topdown.dependencies import DependencyNotReady
+from tapestry.syncer.topdown.dependencies import DependencyNotReady, NotGranted
 from tapestry.syncer.translate.copies import (
     MIN_TOKEN_AGE,
     redacted_errors,
@@ -35,7 +36,6 @@ from tapestry.syncer.translate.copies import (
     tokens_secret,
 )
 from tapestry.syncer.translate.metadata import virtual_uid
-from tapestry.syncer.translate.references import projected_tokens
 from tapestry.syncer.views import VirtualPod
 
 log = logger(__name__)
@@ -181,6 +181,8 @@ def belongs_to_pod(secret: Object, pod: Object) -> bool:
 
 def token_error(error: ApiError, pod: Object, account: str) -> Exception:
     """Return the exception for a token request that the virtual API server rejected."""
+    if isinstance(error, Forbidden):
+        return NotGranted(error.message, "TokenRefused")
     if not isinstance(error, NotFound):
         return DependencyNotReady("TokenRefused", error.message)
     if error.details.get("kind") == PODS.plural:

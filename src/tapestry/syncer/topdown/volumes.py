@@ -22,9 +22,10 @@ from tapestry.controller.informer import Handler
 from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.errors import AlreadyExists, ApiError, Conflict, is_denied_by_policy
+from tapestry.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, is_denied_by_policy
 from tapestry.kube.names import dns_subdomain_error
 from tapestry.kube.objects import EMPTY_MAPPING, Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.pod_references import ReferenceKind, references, secrets_of
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, SECRETS, Resource
 from tapestry.syncer.cache_transforms import source_namespace
@@ -33,19 +34,17 @@ from tapestry.syncer.clients import Clients
 from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.identity import Identity
 from tapestry.syncer.topdown.copies import CopyReconciler, source_keys_of
-from tapestry.syncer.topdown.dependencies import DependencyNotReady
+from tapestry.syncer.topdown.dependencies import DependencyNotReady, NotGranted
 from tapestry.syncer.topdown.namespace_informers import NamespaceInformers, owned_informer
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.translate.pod_status import mapped_uid
-from tapestry.syncer.translate.references import ReferenceKind, references
 from tapestry.syncer.translate.volumes import (
     claim_problem,
     is_bound,
     is_twin_of,
     release_patch,
     resize_patch,
-    secrets_of,
     twin_claim,
     twin_volume,
     volume_errors,
@@ -83,6 +82,8 @@ class VolumeReconciler:
     """Times since when twin claims are seen pending, by the key of the virtual claim."""
     reported: dict[str, str] = field(default_factory=dict)
     """Reasons of the last events about claims whose twin is not bound, by the key of the virtual claim."""
+    followed_claims: dict[str, set[str]] = field(default_factory=dict)
+    """Keys of the claims that pods mount, by namespace."""
     claims: NamespaceInformers = field(init=False)
     """Virtual claims, reduced by `identity_only`."""
     volumes: NamespaceInformers = field(init=False)
@@ -93,7 +94,7 @@ class VolumeReconciler:
 
     def __post_init__(self) -> None:
         self.claims = NamespaceInformers(
-            lambda _: self._virtual_informer(PERSISTENT_VOLUME_CLAIMS, identity_only, self.on_claim_change)
+            lambda each: self._virtual_informer(PERSISTENT_VOLUME_CLAIMS, identity_only, self.on_claim_change, each)
         )
         self.volumes = NamespaceInformers(
             lambda _: self._virtual_informer(PERSISTENT_VOLUMES, binding_only, self.on_volume_change)
@@ -111,13 +112,29 @@ class VolumeReconciler:
         They stay when the driver is no longer allowed, because existing twins are deleted with their pods.
         """
         if value_at(binding, "spec", "allowedVolumes", "drivers"):
-            self.claims.set_namespaces([CLUSTER_SCOPE])
             self.volumes.set_namespaces([CLUSTER_SCOPE])
             self.twin_claims.set_namespaces([self.identity.mount_namespace])
             self.twin_volumes.set_namespaces([CLUSTER_SCOPE])
 
-    def _virtual_informer(self, resource: Resource, transform: Transform, on_change: Handler) -> Informer:
-        informer = Informer(self.clients.virtual_reads, resource, transform=transform)
+    def follow_claim(self, key: str) -> None:
+        """Watch the claims of a namespace from the first that a pod mounts."""
+        namespace = key.split("/")[0]
+        self.followed_claims.setdefault(namespace, set()).add(key)
+        self.claims.add(namespace)
+
+    def forget_claim(self, key: str) -> None:
+        """Stop the watch of a namespace with its last claim."""
+        namespace = key.split("/")[0]
+        followed = self.followed_claims.get(namespace, set())
+        followed.discard(key)
+        if not followed:
+            self.followed_claims.pop(namespace, None)
+            self.claims.discard(namespace)
+
+    def _virtual_informer(
+        self, resource: Resource, transform: Transform, on_change: Handler, namespace: str | None = None
+    ) -> Informer:
+        informer = Informer(self.clients.virtual_reads, resource, namespace=namespace, transform=transform)
         informer.with_name(f"virtual_{resource.plural}")
         informer.on_change(on_change)
         return informer
@@ -252,8 +269,7 @@ class VolumeReconciler:
         twin = self.twin_claims.get(f"{self.identity.mount_namespace}/{name}")
         if twin is None or uid_of(twin) != uid:
             return None
-        informer = self.claims.synced_informer(CLUSTER_SCOPE)
-        found = (informer.store.get(key) for key in source_key(twin) if informer and next(self.users(key), None))
+        found = (self.claims.get(key) for key in source_key(twin) if next(self.users(key), None))
         return next((claim for claim in found if claim is not None and is_twin_of(twin, claim)), None)
 
     async def ensure_claim(self, key: str, binding: Binding) -> tuple[Object, Object, Object]:
@@ -263,6 +279,8 @@ class VolumeReconciler:
         if secrets:
             self.expected_secrets[key] = set(secrets)
         for secret in secrets:
+            if not self.copies.source_cache.is_up_to_date(secret):
+                self.copies.source_cache.requeue(secret)
             if not self.copies.has_current_copy(secret, binding):
                 await self.copies.ensure_copy(secret, binding)
         desired = twin_volume(claim, volume, binding)
@@ -282,11 +300,15 @@ class VolumeReconciler:
         if not allowed.drivers:
             raise DependencyNotReady("VolumeNotAllowed", f"claim {key}: the binding's allowedVolumes names no driver")
         could_exist = dns_subdomain_error(name) is None  # a pod may use an invalid name
-        claim = await self.clients.virtual.find(PERSISTENT_VOLUME_CLAIMS, name, namespace) if could_exist else None
-        if claim is None:
-            raise DependencyNotReady("ClaimMissing", f"there is no claim {key}")
-        volume_name = claim["spec"].get("volumeName")
-        volume = await self.clients.virtual.find(PERSISTENT_VOLUMES, volume_name) if volume_name else None
+        try:
+            claim = await self.clients.virtual.find(PERSISTENT_VOLUME_CLAIMS, name, namespace) if could_exist else None
+            self.follow_claim(key)
+            if claim is None:
+                raise DependencyNotReady("ClaimMissing", f"there is no claim {key}")
+            volume_name = claim["spec"].get("volumeName")
+            volume = await self.clients.virtual.find(PERSISTENT_VOLUMES, volume_name) if volume_name else None
+        except Forbidden as error:
+            raise NotGranted(error.message) from error
         if volume is None or not is_bound(claim, volume):
             raise DependencyNotReady("ClaimNotBound", f"claim {key} is not bound to a volume yet")
         if errors := list(volume_errors(claim, volume, allowed)):
@@ -326,8 +348,11 @@ class VolumeReconciler:
         informer = claims if claims.store.by("source", key) else volumes
         remaining = [obj for obj in informer.store.by("source", key) if not is_deleting(obj)]
         if not remaining:
-            for each in (self.expected_secrets, self.pending_since, self.reported):
+            for secret in self.expected_secrets.pop(key, ()):
+                self.copies.source_cache.requeue(secret)
+            for each in (self.pending_since, self.reported):
                 each.pop(key, None)
+            self.forget_claim(key)
             return None
         if await self.is_mounted(key) or next(self.users(key), None) is not None:
             return Result(requeue_after=CACHE_LAG_SECONDS)

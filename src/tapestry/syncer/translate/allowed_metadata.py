@@ -12,8 +12,8 @@ from typing import Literal
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.objects import Object, annotations_of, labels_of
+from tapestry.kube.pod_references import object_at, objects_at
 from tapestry.kube.pods import CONTAINER_FIELDS
-from tapestry.syncer.translate.references import object_at, objects_at
 
 Field = Literal["labels", "annotations"]
 

@@ -16,7 +16,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name, tokens_secret_name
 from tapestry.kube.names import LABEL_LIMIT
-from tapestry.kube.objects import Object, annotations_of, controller_of, name_of, namespace_of, uid_of
+from tapestry.kube.objects import Object, name_of, namespace_of, uid_of
 from tapestry.syncer.translate.allowed_metadata import copied_annotations, literal_values, self_reference_errors
 from tapestry.syncer.translate.metadata import (
     full_annotations,
@@ -27,12 +27,7 @@ from tapestry.syncer.translate.metadata import (
     with_applied_metadata,
     workload_metadata,
 )
-from tapestry.syncer.translate.references import (
-    Rename,
-    renamed_container,
-    renamed_volume,
-    unknown_sources,
-)
+from tapestry.syncer.translate.references import Rename, renamed_container, renamed_volume, unknown_sources
 from tapestry.syncer.translate.tolerations import narrowed_tolerations
 
 COPIED_FIELDS = frozenset(
@@ -46,10 +41,6 @@ COPIED_FIELDS = frozenset(
 """Spec fields that are copied unchanged. Some of the others are rewritten; unknown fields are not copied."""
 COUNTED = ("cpu", "memory")
 """Resources for which a ResourceQuota may require a request."""
-SYSTEM_NAMESPACES = frozenset(
-    {"kube-system", "kube-public", "kube-node-lease", keys.SYSTEM_NAMESPACE, keys.HOST_PORTS_NAMESPACE}
-)
-"""Namespaces of the virtual cluster whose pods are never synced."""
 CLUSTER_DOMAIN = "cluster.local"
 ENDPOINT = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::([0-9]*))?")
 """`host:port`, where an IPv6 address is in brackets and the port is optional."""
@@ -65,16 +56,6 @@ class HostAlias:
 
     ip: str
     names: tuple[str, ...]
-
-
-def is_excluded(pod: Object, binding: Binding) -> bool:
-    """Return whether the pod is not synced: it belongs to the virtual cluster itself or to a DaemonSet."""
-    if namespace_of(pod) in SYSTEM_NAMESPACES:
-        return True
-    owner = controller_of(pod)
-    if owner is None or owner["kind"] != "DaemonSet" or binding.spec.running_daemonset_by_default:
-        return False
-    return annotations_of(pod).get(keys.RUNNING_DAEMONSET) != "true"
 
 
 def untranslatable_fields(pod: Object, binding: Binding) -> list[str]:

@@ -16,16 +16,12 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import AllowedVolumes, Binding
 from tapestry.apis.names import physical_name
 from tapestry.kube.objects import Object, annotations_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.pod_references import CSI_SECRET_FIELDS
 from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
 from tapestry.syncer.translate.metadata import source_metadata
 from tapestry.syncer.translate.sanitize import as_list, as_object, sanitized_amount, text_fields, time_fields
 
-CSI_SECRET_FIELDS = (
-    *("controllerPublishSecretRef", "nodeStageSecretRef", "nodePublishSecretRef"),
-    *("controllerExpandSecretRef", "nodeExpandSecretRef"),
-)
-"""Fields of a CSI source that name a Secret by namespace and name."""
 CSI_COPIED_FIELDS = ("driver", "volumeHandle", "readOnly", "fsType", "volumeAttributes")
 PROVISIONER_ATTRIBUTE_PREFIX = "csi.storage.k8s.io/"
 """Prefix of the attributes in which a provisioner records the virtual claim; they do not apply to the twin."""
@@ -102,12 +98,6 @@ def secret_reference_errors(field: str, reference: Object, namespace: str) -> It
 
 def class_of(volume: Object) -> str:
     return volume["spec"].get("storageClassName") or ""
-
-
-def secrets_of(volume: Object) -> list[str]:
-    """Return the names of the Secrets that the volume needs; they are in the claim's namespace unless rejected."""
-    csi = value_at(volume, "spec", "csi", default={})
-    return sorted({csi[field]["name"] for field in CSI_SECRET_FIELDS if csi.get(field)})
 
 
 def twin_claim(claim: Object, volume: Object, binding: Binding) -> Object:

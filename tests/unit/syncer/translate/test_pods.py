@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, binding_of
+from tapestry.apis.excluded_pods import is_excluded
 from tapestry.kube.names import DNS_LABEL
 from tapestry.kube.objects import Object, name_of
 from tapestry.syncer.translate.metadata import is_applied
@@ -25,7 +26,6 @@ from tapestry.syncer.translate.pods import (
     ephemeral_patch,
     host_and_port,
     hostname_of,
-    is_excluded,
     new_twin,
     resize_patch,
     searches_within_limit,

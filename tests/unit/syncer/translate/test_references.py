@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.kube.objects import Object
-from tapestry.syncer.translate.references import (
-    ProjectedToken,
-    Reference,
-    ReferenceKind,
-    projected_tokens,
-    references,
-    renamed_container,
-    renamed_volume,
-    unknown_sources,
-)
+from tapestry.kube.pod_references import ProjectedToken, Reference, ReferenceKind, projected_tokens, references
+from tapestry.syncer.translate.references import renamed_container, renamed_volume, unknown_sources
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "pods"
 PODS = {path.name: yaml.safe_load(path.read_text())["pod"] for path in sorted(GOLDEN.glob("*.input.yaml"))}

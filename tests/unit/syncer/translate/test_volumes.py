@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tapestry.apis.clusterbindings import AllowedVolumes, Binding, ClusterBindingSpec, SecretReference
 from tapestry.apis.names import physical_name
 from tapestry.kube.objects import Object, annotations_of, labels_of, without_field
+from tapestry.kube.pod_references import secrets_of
 from tapestry.manager.volume_policies import glob_to_regex
 from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.translate.volumes import (
@@ -20,7 +21,6 @@ from tapestry.syncer.translate.volumes import (
     matches,
     release_patch,
     resize_patch,
-    secrets_of,
     twin_claim,
     twin_volume,
     volume_errors,

@@ -1,0 +1,234 @@
+"""Rights of a syncer's account, as the manifests and the manager grant them: enough for its work, and no more.
+
+Manager and syncer run with the tokens of their own accounts. `attacks.py` lists what a stolen token must not allow.
+"""
+
+import base64
+import os
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.names import physical_name, virtual_cluster_label
+from tapestry.apis.policies import POLICIES
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.objects import Object, object_named, uid_of
+from tapestry.kube.resources import (
+    CONFIGMAPS,
+    CSI_NODES,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODE_LEASE_NAMESPACE,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+)
+from tapestry.local.world import install_manager
+
+from .attacks import MERGE, Attack, attacks, core, get, manager_attacks, patch, post
+from .forked import ForkedTapestry
+from .lending import (
+    Lending,
+    new_pod,
+    an_object,
+    client_of,
+    give,
+    install_kinds,
+    lending,
+    wait_until,
+)
+from .planes import Plane, Start
+
+SYSTEM = keys.SYSTEM_NAMESPACE
+NODE = "vnode-east-n1"
+
+
+@dataclass(frozen=True)
+class Stolen:
+    """A running installation, and the token of the account of its syncer."""
+
+    site: Lending
+    plane: Plane
+    token: str
+    manager_token: str
+
+    async def status(self, attack: Attack, session: aiohttp.ClientSession) -> int:
+        kind = MERGE if attack.method == "PATCH" else "application/json"
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
+        body = msgspec.json.encode(attack.body) if attack.body is not None else None
+        async with session.request(attack.method, self.plane.url + attack.path, data=body, headers=headers) as answer:
+            await answer.content.read(1024)
+            return answer.status
+
+    async def statuses(self, requests: list[Attack]) -> list[tuple[int, str]]:
+        """Return the status code of each request."""
+        tls = ssl.create_default_context(cafile=str(certificate_authority(self.plane)))
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session:
+            return [(await self.status(each, session), str(each)) for each in requests]
+
+
+def certificate_authority(plane: Plane) -> Path:
+    config = msgspec.json.decode(plane.kubeconfig.read_bytes())
+    file = plane.kubeconfig.with_name("stolen-ca.pem")
+    file.write_bytes(base64.b64decode(config["clusters"][0]["cluster"]["certificate-authority-data"]))
+    return file
+
+
+def kubeconfig_with(plane: Plane, token: str, file: Path) -> Path:
+    config = msgspec.json.decode(plane.kubeconfig.read_bytes())
+    config["users"][0]["user"] = {"token": token}
+    file.write_bytes(msgspec.json.encode(config))
+    return file
+
+
+@contextmanager
+def running(log: Path, *command: object) -> Iterator[None]:
+    """Run a component that reports no missing right."""
+    settings = {"TAPESTRY_LEADER_ELECTION_NAMESPACE": SYSTEM}
+    flags = ["--allow-loopback", "--metrics-bind-address=", "--health-probe-bind-address="]
+    process = ForkedTapestry([*command, *flags], {**os.environ, **settings}, log)
+    try:
+        yield
+        process.terminate()
+        assert process.wait(30) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "orbidden" not in log.read_text(), log.read_text()
+
+
+async def account_kubeconfig(site: Lending, plane: Plane, account: str) -> tuple[str, Path]:
+    await wait_until(site.virtual, SERVICE_ACCOUNTS, account, bool, SYSTEM)
+    token = (await site.virtual.request_token(account, SYSTEM, seconds=3600))["token"]
+    return token, kubeconfig_with(plane, token, site.folder / f"{account}.kubeconfig")
+
+
+@asynccontextmanager
+async def installation(plane: Plane, physical: Plane, folder: Path) -> AsyncIterator[Stolen]:
+    async with lending(plane, physical, folder, name="east") as site:
+        manager_token, manager = await account_kubeconfig(site, plane, "tapestry-manager")
+        with running(folder / "manager.log", "manager", "--kubeconfig", manager):
+            token, syncer = await account_kubeconfig(site, plane, "tapestry-syncer-east")
+            command = ["syncer", "--binding", "east", "--kubeconfig", syncer, "--leader-elect=true"]
+            with running(folder / "syncer.log", *command):
+                yield Stolen(site, plane, token, manager_token)
+
+
+@pytest.fixture(scope="module")
+def plane(start: Start) -> Iterator[Plane]:
+    with start("stolen") as plane:
+        yield plane
+
+
+@pytest.fixture
+async def stolen(plane: Plane, physical_plane: Plane, tmp_path: Path) -> AsyncIterator[Stolen]:
+    await install_kinds(plane)
+    async with client_of(plane) as client:
+        await install_manager(client)
+    async with installation(plane, physical_plane, tmp_path) as made:
+        yield made
+
+
+async def add_targets(site: Lending) -> str:
+    """Create what attacks aim at. Return the UID of the binding west."""
+    virtual = site.virtual
+    for namespace in ("team-a", "team-b"):
+        await virtual.create(NAMESPACES, object_named(namespace))
+        await virtual.create(CONFIGMAPS, {**object_named("settings", namespace), "data": {"mode": "a"}})
+        for account in ("robot", "admin"):
+            await give(virtual, SERVICE_ACCOUNTS, object_named(account, namespace))
+    for name, namespace in (
+        *(("used", "team-a"), ("unused", "team-a"), ("secret", "team-b")),
+        *(("system", "kube-system"), ("west", SYSTEM)),
+    ):
+        await virtual.create(SECRETS, {**object_named(name, namespace), "stringData": {"password": "p"}})
+    for account, namespace in (("admin", "kube-system"), ("tapestry-syncer-west", SYSTEM)):
+        await virtual.create(SERVICE_ACCOUNTS, object_named(account, namespace))
+    reference = {"name": "west", "namespace": SYSTEM}
+    spec = {"clusterID": "west", "secretRef": reference, "mountNamespace": "m"}
+    west = await virtual.create(
+        CLUSTER_BINDINGS, an_object(CLUSTER_BINDINGS.kind, {"name": "west"}, CLUSTER_BINDINGS.api_version, spec=spec)
+    )
+    policy = an_object(POLICIES.kind, {"name": "west"}, POLICIES.api_version, spec={"cluster": "west"})
+    await virtual.create(POLICIES, policy)
+    await virtual.create(POLICIES, {**policy, "metadata": {"name": "east"}, "spec": {"cluster": "east"}})
+    labels = {keys.CLUSTER_BINDING_UID: uid_of(west), keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL}
+    for name, own in (("vnode-west-n1", labels), ("worker", {})):
+        await virtual.create(NODES, {"metadata": {"name": name, "labels": own}})
+        await virtual.create(CSI_NODES, {"metadata": {"name": name, "labels": own}, "spec": {"drivers": []}})
+        await virtual.create(LEASES, object_named(name, NODE_LEASE_NAMESPACE))
+    for name, namespace, node in (
+        *(("west-pod", "team-a", "vnode-west-n1"), ("unbound", "team-a", "")),
+        *(("other", "team-b", "worker"), ("system", "kube-system", "worker")),
+    ):
+        pod = new_pod(name, node)
+        await virtual.create(PODS, {**pod, "metadata": {"name": name, "namespace": namespace}})
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    await virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named("data", "team-b"), "spec": claim})
+    about = {"kind": "Pod", "namespace": "team-b", "name": "other"}
+    await virtual.create(EVENTS, {**object_named("theirs", "team-b"), "involvedObject": about, "reason": "Pulled"})
+    return uid_of(west)
+
+
+def a_working_pod() -> Object:
+    sources = [{"serviceAccountToken": {"path": "token"}}, {"configMap": {"name": "settings"}}]
+    volumes = [
+        {"name": "secret", "secret": {"secretName": "used"}},
+        {"name": "projected", "projected": {"sources": sources}},
+    ]
+    spec = {"serviceAccountName": "robot", "automountServiceAccountToken": False, "volumes": volumes}
+    return {**new_pod("work", NODE, **spec), "metadata": {"name": "work", "namespace": "team-a"}}
+
+
+async def mapped_pod(site: Lending) -> Object:
+    """Create a pod of east that uses a Secret, a ConfigMap and a token, and wait until it has a twin."""
+    pod = await site.virtual.create(PODS, a_working_pod())
+    binding = await site.virtual.get(CLUSTER_BINDINGS, "east")
+    cluster = virtual_cluster_label(uid_of(await site.virtual.get(NAMESPACES, "kube-system")))
+    await wait_until(site.physical, PODS, physical_name(cluster, uid_of(binding), "team-a", "work"), bool, site.mount)
+    return await wait_until(
+        site.virtual, PODS, name_of_pod(pod), lambda obj: is_condition_true(obj, keys.MAPPED_CONDITION), "team-a"
+    )
+
+
+def name_of_pod(pod: Object) -> str:
+    return str(pod["metadata"]["name"])
+
+
+async def test_stolen_token_gives_no_access_beyond_its_binding(stolen: Stolen) -> None:
+    site = stolen.site
+    west_uid = await add_targets(site)
+    await site.add_node("n1")
+    await site.wait_for_virtual_node("n1")
+    pod = await mapped_pod(site)
+    east = await site.wait_for_binding(lambda obj: is_condition_true(obj, "Restricted"))
+    await wait_until(site.virtual, LEASES, NODE, bool, NODE_LEASE_NAMESPACE)
+    requests = attacks(uid_of(east), west_uid, NODE, uid_of(pod))
+    statuses = await stolen.statuses(requests)
+    assert [each for each in statuses if each[0] != 403] == []
+    assert len(statuses) >= 60
+    by_manager = await replace(stolen, token=stolen.manager_token).statuses(manager_attacks())
+    assert [each for each in by_manager if each[0] != 403] == []
+    allowed = [
+        get(core("secrets", "used", "team-a")),
+        get(f"{core('secrets', '', 'team-a')}?fieldSelector=metadata.name%3Dused"),
+        get(core("configmaps", "settings", "team-a")),
+        patch(core("nodes", NODE)),
+        patch(core("pods", "work", "team-a")),
+        post(
+            core("serviceaccounts", "robot", "team-a", "token"),
+            {"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "work", "uid": uid_of(pod)}}},
+        ),
+    ]
+    assert {status for status, _ in await stolen.statuses(allowed)} <= {200, 201}
