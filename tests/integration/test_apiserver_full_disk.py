@@ -26,8 +26,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class ServerClient:
-    """A client of a server."""
-
     def __init__(self, server: OwnServer, session: aiohttp.ClientSession) -> None:
         self.server, self.session = server, session
 
