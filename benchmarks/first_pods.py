@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from tests.integration.lending import TAPESTRY, Lending, an_object, wait_until
+from tests.integration.bound_clusters import TAPESTRY, BoundClusters, an_object, wait_until
 from tests.integration.processes import running
 
 from benchmarks.table import Row, say
@@ -33,7 +33,7 @@ Delays = list[tuple[float, float]]
 """Seconds from binding to twin of the first and of the next pod of each namespace."""
 
 
-async def account_kubeconfig(site: Lending, plane: ControlPlane, account: str) -> Path:
+async def account_kubeconfig(site: BoundClusters, plane: ControlPlane, account: str) -> Path:
     """Return a kubeconfig with a token of an account in the manager's namespace."""
     await wait_until(site.virtual, SERVICE_ACCOUNTS, account, bool, keys.SYSTEM_NAMESPACE)
     config = msgspec.json.decode(plane.kubeconfig.read_bytes())
@@ -45,7 +45,7 @@ async def account_kubeconfig(site: Lending, plane: ControlPlane, account: str) -
 
 
 @asynccontextmanager
-async def installed(site: Lending, plane: ControlPlane) -> AsyncIterator[None]:
+async def installed(site: BoundClusters, plane: ControlPlane) -> AsyncIterator[None]:
     """Run the manager, and the syncer of the site, with the rights of their accounts."""
     await install_manager(site.virtual)
     manager = await account_kubeconfig(site, plane, "tapestry-manager")
@@ -56,7 +56,7 @@ async def installed(site: Lending, plane: ControlPlane) -> AsyncIterator[None]:
             yield
 
 
-async def first_pod_delays(site: Lending, plane: ControlPlane, node: str) -> Delays:
+async def first_pod_delays(site: BoundClusters, plane: ControlPlane, node: str) -> Delays:
     twins: dict[str, float] = {}
     seen = asyncio.Event()
 
@@ -90,7 +90,7 @@ async def first_pod_delays(site: Lending, plane: ControlPlane, node: str) -> Del
     return delays
 
 
-async def prepare(site: Lending, namespace: str) -> None:
+async def prepare(site: BoundClusters, namespace: str) -> None:
     """Create a namespace with what its pods use."""
     await site.virtual.create(NAMESPACES, object_named(namespace))
     await site.virtual.create(SECRETS, {**object_named("password", namespace), "stringData": {"p": "v"}})

@@ -55,7 +55,7 @@ def new_node(name: str, binding_uid: str, **labels: str) -> Object:
     return {"metadata": {"name": name, "labels": {keys.CLUSTER_BINDING_UID: binding_uid, **labels}}}
 
 
-def a_placeholder(name: str, node: str, binding_uid: str, spec: Object, container: Object) -> Object:
+def new_placeholder(name: str, node: str, binding_uid: str, spec: Object, container: Object) -> Object:
     labels = {keys.HOST_PORTS: "true", keys.CLUSTER_BINDING_UID: binding_uid}
     whole = {"name": "none", "image": "host-ports-taken-below", **container}
     return {
@@ -64,11 +64,11 @@ def a_placeholder(name: str, node: str, binding_uid: str, spec: Object, containe
     }
 
 
-def a_token(**spec: Any) -> Object:
+def new_token(**spec: Any) -> Object:
     return {"spec": {"expirationSeconds": 600, **spec}}
 
 
-def an_event(namespace: str, component: str) -> Object:
+def new_event(namespace: str, component: str) -> Object:
     about = {"kind": "Pod", "namespace": namespace, "name": "other"}
     metadata = {"name": f"stolen-{component}", "namespace": namespace}
     return {"metadata": metadata, "involvedObject": about, "reason": "Stolen", "reportingComponent": component}
@@ -120,18 +120,18 @@ def token_attacks(pod_uid: str) -> list[Attack]:
     bound = {"apiVersion": "v1", "kind": "Pod", "name": "work", "uid": pod_uid}
     accounts = "serviceaccounts"
     return [
-        post(core(accounts, "robot", "team-a", "token"), a_token()),
+        post(core(accounts, "robot", "team-a", "token"), new_token()),
         post(
             core(accounts, "robot", "team-a", "token"),
-            a_token(boundObjectRef={"apiVersion": "v1", "kind": "Secret", "name": "used"}),
+            new_token(boundObjectRef={"apiVersion": "v1", "kind": "Secret", "name": "used"}),
         ),
-        post(core(accounts, "admin", "team-a", "token"), a_token(boundObjectRef=bound)),
-        post(core(accounts, "admin", "team-a", "token"), a_token()),
-        post(core(accounts, "robot", "team-b", "token"), a_token()),
-        post(core(accounts, "tapestry-manager", "tapestry-system", "token"), a_token()),
-        post(core(accounts, "tapestry-syncer-west", "tapestry-system", "token"), a_token()),
-        post(core(accounts, "tapestry-syncer-east", "tapestry-system", "token"), a_token()),
-        post(core(accounts, "admin", "kube-system", "token"), a_token()),
+        post(core(accounts, "admin", "team-a", "token"), new_token(boundObjectRef=bound)),
+        post(core(accounts, "admin", "team-a", "token"), new_token()),
+        post(core(accounts, "robot", "team-b", "token"), new_token()),
+        post(core(accounts, "tapestry-manager", "tapestry-system", "token"), new_token()),
+        post(core(accounts, "tapestry-syncer-west", "tapestry-system", "token"), new_token()),
+        post(core(accounts, "tapestry-syncer-east", "tapestry-system", "token"), new_token()),
+        post(core(accounts, "admin", "kube-system", "token"), new_token()),
         post(core(accounts, "", "tapestry-system"), {"metadata": {"name": "tapestry-syncer-stolen"}}),
     ]
 
@@ -208,19 +208,19 @@ def pod_attacks(east_uid: str, west_uid: str, east_node: str) -> list[Attack]:
         post(core("pods", "other", "team-b", "eviction"), {**eviction, "metadata": {"name": "other"}}),
         post(core("pods", "system", "kube-system", "eviction"), {**eviction, "metadata": {"name": "system"}}),
         delete(core("pods", "", "team-a")),
-        post(core("pods", "", "team-a"), a_placeholder("stolen", east_node, east_uid, {}, {})),
-        post(core("pods", "", "kube-system"), a_placeholder("stolen", east_node, east_uid, {}, {})),
-        post(host_ports, a_placeholder("stolen", "worker", east_uid, {}, {})),
-        post(host_ports, a_placeholder("stolen", "vnode-west-n1", west_uid, {}, {})),
-        post(host_ports, a_placeholder("stolen", east_node, west_uid, {}, {})),
-        post(host_ports, a_placeholder("stolen", east_node, east_uid, {"nodeName": ""}, {})),
-        post(host_ports, a_placeholder("stolen", east_node, east_uid, {"hostPID": True}, {})),
-        post(host_ports, a_placeholder("stolen", east_node, east_uid, {"hostNetwork": True}, {})),
-        post(host_ports, a_placeholder("stolen", east_node, east_uid, {"volumes": root}, {})),
-        post(host_ports, a_placeholder("stolen", east_node, east_uid, {"automountServiceAccountToken": True}, {})),
-        post(host_ports, a_placeholder("stolen", east_node, east_uid, {}, {"image": "mine"})),
-        post(host_ports, a_placeholder("stolen", east_node, east_uid, {}, {"command": ["sh"]})),
-        post(host_ports, a_placeholder("stolen", east_node, east_uid, {}, {"securityContext": {"privileged": True}})),
+        post(core("pods", "", "team-a"), new_placeholder("stolen", east_node, east_uid, {}, {})),
+        post(core("pods", "", "kube-system"), new_placeholder("stolen", east_node, east_uid, {}, {})),
+        post(host_ports, new_placeholder("stolen", "worker", east_uid, {}, {})),
+        post(host_ports, new_placeholder("stolen", "vnode-west-n1", west_uid, {}, {})),
+        post(host_ports, new_placeholder("stolen", east_node, west_uid, {}, {})),
+        post(host_ports, new_placeholder("stolen", east_node, east_uid, {"nodeName": ""}, {})),
+        post(host_ports, new_placeholder("stolen", east_node, east_uid, {"hostPID": True}, {})),
+        post(host_ports, new_placeholder("stolen", east_node, east_uid, {"hostNetwork": True}, {})),
+        post(host_ports, new_placeholder("stolen", east_node, east_uid, {"volumes": root}, {})),
+        post(host_ports, new_placeholder("stolen", east_node, east_uid, {"automountServiceAccountToken": True}, {})),
+        post(host_ports, new_placeholder("stolen", east_node, east_uid, {}, {"image": "mine"})),
+        post(host_ports, new_placeholder("stolen", east_node, east_uid, {}, {"command": ["sh"]})),
+        post(host_ports, new_placeholder("stolen", east_node, east_uid, {}, {"securityContext": {"privileged": True}})),
     ]
 
 
@@ -236,8 +236,8 @@ def right_attacks() -> list[Attack]:
         get(f"{RBAC}/clusterroles"),
         delete(f"{ADMISSION}/validatingadmissionpolicies/tapestry-syncers"),
         delete(f"{ADMISSION}/validatingadmissionpolicybindings/tapestry-syncers"),
-        post(core("events", "", "team-b"), an_event("team-b", "kubelet")),
-        post(core("events", "", "team-b"), an_event("team-b", "tapestry-syncer-west")),
+        post(core("events", "", "team-b"), new_event("team-b", "kubelet")),
+        post(core("events", "", "team-b"), new_event("team-b", "tapestry-syncer-west")),
         patch(core("events", "theirs", "team-b"), {"message": "mine"}),
         patch(core("namespaces", "team-a")),
         delete(core("namespaces", "team-b")),
@@ -295,6 +295,6 @@ def manager_attacks() -> list[Attack]:
         delete(f"{ADMISSION}/validatingadmissionpolicybindings/tapestry-manager"),
         get(core("secrets", "secret", "team-b")),
         get(core("secrets")),
-        post(core("serviceaccounts", "robot", "team-a", "token"), a_token()),
-        post(core("serviceaccounts", "tapestry-syncer-east", "tapestry-system", "token"), a_token()),
+        post(core("serviceaccounts", "robot", "team-a", "token"), new_token()),
+        post(core("serviceaccounts", "tapestry-syncer-east", "tapestry-system", "token"), new_token()),
     ]

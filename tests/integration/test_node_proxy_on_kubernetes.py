@@ -25,7 +25,7 @@ from tapestry.kube.times import micro_timestamp
 from tapestry.local.kubernetes import free_ports
 
 from ..conftest import Kubectl
-from .lending import Lending
+from .bound_clusters import BoundClusters
 from .planes import Plane
 
 LOOPBACK = "127.0.0.1"
@@ -43,7 +43,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def virtual_node(site: Lending, **settings: str) -> AsyncIterator[Object]:
+async def virtual_node(site: BoundClusters, **settings: str) -> AsyncIterator[Object]:
     """Run a syncer and yield a virtual node."""
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -67,12 +67,12 @@ async def presents(port: int, issuer: x509.Name) -> bool:
     return (await presented_certificate(port)).issuer == issuer
 
 
-async def requests_of(site: Lending) -> list[Object]:
+async def requests_of(site: BoundClusters) -> list[Object]:
     found = await site.virtual.list(SIGNING_REQUESTS, fields=f"spec.signerName={SERVING_SIGNER}")
     return [each for each in found if each["metadata"]["name"].startswith(f"{syncer_name(site.name)}-")]
 
 
-async def test_approved_request_replaces_the_certificate(site: Lending, kubectl: Kubectl, tmp_path: Path) -> None:
+async def test_approved_request_replaces_the_certificate(site: BoundClusters, kubectl: Kubectl, tmp_path: Path) -> None:
     """An operator approves and signs: the syncer of this test has no account that the manager knows."""
     async with virtual_node(site) as node:
         await until(lambda: requests_of(site))
@@ -93,7 +93,7 @@ async def test_approved_request_replaces_the_certificate(site: Lending, kubectl:
         await until(lambda: presents(port_of(node), issued.issuer))
 
 
-async def test_certificate_in_a_secret_is_reloaded(site: Lending, tmp_path: Path) -> None:
+async def test_certificate_in_a_secret_is_reloaded(site: BoundClusters, tmp_path: Path) -> None:
     name = f"{site.name}-serving"
 
     async def write_secret(authority: str) -> x509.Name:
@@ -112,7 +112,7 @@ async def test_certificate_in_a_secret_is_reloaded(site: Lending, tmp_path: Path
         assert await requests_of(site) == []
 
 
-async def test_nodes_show_the_address_of_the_service(site: Lending) -> None:
+async def test_nodes_show_the_address_of_the_service(site: BoundClusters) -> None:
     """Nodes follow the Service: it is deleted and created again with another address."""
     name = f"{site.name}-kubelet"
     service = {**object_named(name, "default"), "spec": {"ports": [{"name": "kubelet", "port": 10250}]}}
@@ -132,12 +132,12 @@ async def test_nodes_show_the_address_of_the_service(site: Lending) -> None:
         await until(lambda: shows_own_address(site))
 
 
-async def shows_own_address(site: Lending) -> bool:
+async def shows_own_address(site: BoundClusters) -> bool:
     node = await site.virtual.get(NODES, site.above(f"{site.name}-n1"))
     return bool(node["status"]["addresses"][0]["address"] == LOOPBACK)
 
 
-async def usage_status(site: Lending, port: int, node: str) -> tuple[int, str]:
+async def usage_status(site: BoundClusters, port: int, node: str) -> tuple[int, str]:
     """Return the response of a replica to a request for the usage of a node."""
     url = f"https://{LOOPBACK}:{port}{node_metrics_path(node)}"
     authorization = {"Authorization": f"Bearer {site.virtual_plane.token}"}
@@ -149,7 +149,7 @@ async def usage_status(site: Lending, port: int, node: str) -> tuple[int, str]:
             return 0, ""
 
 
-async def test_standby_answers_and_nodes_follow_the_leader(site: Lending) -> None:
+async def test_standby_answers_and_nodes_follow_the_leader(site: BoundClusters) -> None:
     lease = {
         **object_named(syncer_lease_name(site.name), keys.SYSTEM_NAMESPACE),
         "spec": {
@@ -169,11 +169,11 @@ async def test_standby_answers_and_nodes_follow_the_leader(site: Lending) -> Non
             await site.wait_for_virtual_node(f"{site.name}-n1", lambda each: port_of(each) == port)
 
 
-async def answers(site: Lending, port: int, node: str) -> bool:
+async def answers(site: BoundClusters, port: int, node: str) -> bool:
     return (await usage_status(site, port, node))[0] == 503
 
 
-async def test_kubelet_serves_the_usage_of_each_node(site: Lending, virtual_plane: Plane) -> None:
+async def test_kubelet_serves_the_usage_of_each_node(site: BoundClusters, virtual_plane: Plane) -> None:
     """The physical cluster of this test has no metrics API, and the kubelet says so."""
     async with virtual_node(site) as node:
         name = node["metadata"]["name"]

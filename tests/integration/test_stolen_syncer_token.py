@@ -37,17 +37,17 @@ from tapestry.kube.resources import (
 from tapestry.local.world import install_manager
 
 from .attacks import MERGE, Attack, attacks, core, get, manager_attacks, patch, post
-from .forked import ForkedTapestry
-from .lending import (
-    Lending,
-    new_pod,
+from .bound_clusters import (
+    BoundClusters,
     an_object,
+    bound_clusters,
     client_of,
     give,
     install_kinds,
-    lending,
+    new_pod,
     wait_until,
 )
+from .forked import ForkedTapestry
 from .planes import Plane, Start
 
 SYSTEM = keys.SYSTEM_NAMESPACE
@@ -58,7 +58,7 @@ NODE = "vnode-east-n1"
 class Stolen:
     """A running installation, and the token of the account of its syncer."""
 
-    site: Lending
+    site: BoundClusters
     plane: Plane
     token: str
     manager_token: str
@@ -108,7 +108,7 @@ def running(log: Path, *command: object) -> Iterator[None]:
     assert "orbidden" not in log.read_text(), log.read_text()
 
 
-async def account_kubeconfig(site: Lending, plane: Plane, account: str) -> tuple[str, Path]:
+async def account_kubeconfig(site: BoundClusters, plane: Plane, account: str) -> tuple[str, Path]:
     await wait_until(site.virtual, SERVICE_ACCOUNTS, account, bool, SYSTEM)
     token = (await site.virtual.request_token(account, SYSTEM, seconds=3600))["token"]
     return token, kubeconfig_with(plane, token, site.folder / f"{account}.kubeconfig")
@@ -116,7 +116,7 @@ async def account_kubeconfig(site: Lending, plane: Plane, account: str) -> tuple
 
 @asynccontextmanager
 async def installation(plane: Plane, physical: Plane, folder: Path) -> AsyncIterator[Stolen]:
-    async with lending(plane, physical, folder, name="east") as site:
+    async with bound_clusters(plane, physical, folder, name="east") as site:
         manager_token, manager = await account_kubeconfig(site, plane, "tapestry-manager")
         with running(folder / "manager.log", "manager", "--kubeconfig", manager):
             token, syncer = await account_kubeconfig(site, plane, "tapestry-syncer-east")
@@ -140,7 +140,7 @@ async def stolen(plane: Plane, physical_plane: Plane, tmp_path: Path) -> AsyncIt
         yield made
 
 
-async def add_targets(site: Lending) -> str:
+async def add_targets(site: BoundClusters) -> str:
     """Create what attacks aim at. Return the UID of the binding west."""
     virtual = site.virtual
     for namespace in ("team-a", "team-b"):
@@ -181,7 +181,7 @@ async def add_targets(site: Lending) -> str:
     return uid_of(west)
 
 
-def a_working_pod() -> Object:
+def new_working_pod() -> Object:
     sources = [{"serviceAccountToken": {"path": "token"}}, {"configMap": {"name": "settings"}}]
     volumes = [
         {"name": "secret", "secret": {"secretName": "used"}},
@@ -191,9 +191,9 @@ def a_working_pod() -> Object:
     return {**new_pod("work", NODE, **spec), "metadata": {"name": "work", "namespace": "team-a"}}
 
 
-async def mapped_pod(site: Lending) -> Object:
+async def mapped_pod(site: BoundClusters) -> Object:
     """Create a pod of east that uses a Secret, a ConfigMap and a token, and wait until it has a twin."""
-    pod = await site.virtual.create(PODS, a_working_pod())
+    pod = await site.virtual.create(PODS, new_working_pod())
     binding = await site.virtual.get(CLUSTER_BINDINGS, "east")
     cluster = virtual_cluster_label(uid_of(await site.virtual.get(NAMESPACES, "kube-system")))
     await wait_until(site.physical, PODS, physical_name(cluster, uid_of(binding), "team-a", "work"), bool, site.mount)

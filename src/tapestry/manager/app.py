@@ -36,8 +36,8 @@ from tapestry.manager.connectivity import KUBECONFIG_KEY, Connect, ConnectivityC
 from tapestry.manager.grants import GRANT_KINDS, SyncerGrants, is_on_virtual_node
 from tapestry.manager.leftovers import LeftoverReconciler, leftovers_in
 from tapestry.manager.manifests import Scope
-from tapestry.manager.serving_certificates import install_approver
 from tapestry.manager.pod_needs import PodNeeds, pod_needs
+from tapestry.manager.serving_certificates import install_approver
 from tapestry.manager.syncer_credentials import SyncerCredentials
 from tapestry.manager.syncers import (
     BY_BINDING,
