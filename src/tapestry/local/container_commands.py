@@ -11,7 +11,7 @@ with one of the container's ports gets the pod's address.
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,11 +114,11 @@ def rejection_reason(pod: Object, policy: ProcessPolicy) -> str | None:
             return f"volume {volume['name']}: only {', '.join(VOLUME_KINDS)} are supported without mounts"
     if policy.run_pods and (reason := next(pod_security_rejections(pod, policy), None)):
         return f"pod: {reason}"
-    return next(filter(None, (container_rejection_reason(each, policy) for each in containers_of(pod))), None)
+    return next(filter(None, (container_rejection_reason(pod, each, policy) for each in containers_of(pod))), None)
 
 
-def container_rejection_reason(container: Object, policy: ProcessPolicy) -> str | None:
-    reason = next(container_rejections(container, policy), None)
+def container_rejection_reason(pod: Object, container: Object, policy: ProcessPolicy) -> str | None:
+    reason = next(container_rejections(container, replace(policy, user=pod_user(pod, policy))), None)
     return f"container {container['name']}: {reason}" if reason else None
 
 
@@ -142,13 +142,19 @@ def pod_security_rejections(pod: Object, policy: ProcessPolicy) -> Iterator[str]
     context = pod["spec"].get("securityContext") or {}
     if context.get("sysctls"):
         yield "securityContext.sysctls is not supported"
-    yield from user_rejections(context, policy)
+    yield from user_rejections(context, replace(policy, user=pod_user(pod, policy)))
+
+
+def pod_user(pod: Object, policy: ProcessPolicy) -> int:
+    """Return the ID of the user in the pod.  In a user namespace, the user can have any ID except that of root."""
+    user: int | None = value_at(pod, "spec", "securityContext", "runAsUser")
+    return user if user and policy.isolation is not None else policy.user
 
 
 def user_rejections(context: Object, policy: ProcessPolicy) -> Iterator[str]:
     user = context.get("runAsUser")
     if user is not None and user != policy.user:
-        yield f"runAsUser {user} is not supported: processes run as the user {policy.user}, who started the kubelet"
+        yield f"runAsUser {user} is not supported: processes of the pod run as the user {policy.user}"
     if context.get("runAsNonRoot") and policy.user == 0:
         yield "runAsNonRoot is not supported: processes run as root, who started the kubelet"
 

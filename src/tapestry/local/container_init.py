@@ -8,8 +8,8 @@ environment or from files, because a pod controls some of them.
   exec       run a command in the namespaces of a container
   plain      run a command without namespaces
 
-Inside, the user has the same ID as outside and no capabilities.  The host's files are read-only; home and data
-folders, /tmp, /run, /dev and /proc are replaced.
+Inside, the user has the ID that the pod requests, by default the same as outside, and no capabilities.  The host's
+files are read-only; home and data folders, /tmp, /run, /dev and /proc are replaced.
 """
 
 import ctypes
@@ -81,10 +81,10 @@ def report_error(status: socket.socket, error: OSError) -> NoReturn:
 # -- sandbox
 
 
-def run_sandbox(control: socket.socket, hostname: str, shares_pids: str) -> None:
+def run_sandbox(control: socket.socket, hostname: str, user: str, shares_pids: str) -> None:
     """Create the namespaces of a pod, send them, and send a socket for each received byte until the end of input."""
     try:
-        namespaces = new_sandbox(hostname, shares_pids=shares_pids == "true")
+        namespaces = new_sandbox(hostname, int(user), shares_pids=shares_pids == "true")
     except OSError as error:
         report_error(control, error)
     socket.send_fds(control, [b"\0"], namespaces)
@@ -95,11 +95,11 @@ def run_sandbox(control: socket.socket, hostname: str, shares_pids: str) -> None
             socket.send_fds(control, [b"s"], [made.fileno()])
 
 
-def new_sandbox(hostname: str, *, shares_pids: bool) -> list[int]:
-    user, group = os.geteuid(), os.getegid()
+def new_sandbox(hostname: str, user: int, *, shares_pids: bool) -> list[int]:
+    own_user, group = os.geteuid(), os.getegid()
     call("unshare", NEWUSER)
     write_file("/proc/self/setgroups", "deny")
-    write_file("/proc/self/uid_map", f"{user} {user} 1")
+    write_file("/proc/self/uid_map", f"{user} {own_user} 1")
     write_file("/proc/self/gid_map", f"{group} {group} 1")
     call("unshare", NEWNET | NEWIPC | NEWUTS | (NEWPID if shares_pids else 0))
     socket.sethostname(hostname[:63])

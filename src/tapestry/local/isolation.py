@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import tapestry
 from tapestry.local.container_commands import ContainerMount, Isolation, Launch
 from tapestry.local.container_processes import PodEnvironment, container_process
 from tapestry.local.pod_sandbox import pod_sandbox
@@ -25,7 +26,8 @@ def machine_isolation(data: Path, environ: Mapping[str, str]) -> Isolation:
         home = DEFAULT_HOME
     is_in_world = WorldFolder(data.parent).record_file.exists()
     hidden = os.path.realpath(data.parent if is_in_world else data)
-    visible = sorted({os.path.realpath(each) for each in (sys.prefix, sys.base_prefix)})  # our own program
+    own_program = (sys.prefix, sys.base_prefix, Path(tapestry.__file__).parents[1])
+    visible = sorted({os.path.realpath(each) for each in own_program})
     return Isolation(home, (hidden,), tuple(visible))
 
 

@@ -70,12 +70,23 @@ class PodSandbox:
 
 
 @asynccontextmanager
-async def pod_sandbox(hostname: str, *, shares_pids: bool = False) -> AsyncIterator[PodSandbox]:
-    """Hold the namespaces of a pod while the context is open.  Raise OSError."""
+async def pod_sandbox(
+    hostname: str, *, user: int | None = None, shares_pids: bool = False
+) -> AsyncIterator[PodSandbox]:
+    """Hold the namespaces of a pod while the context is open.  Raise OSError.
+
+    `user` is the ID that the user of this process has in the pod; None is the same as outside.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.setblocking(False)
-        arguments = ("sandbox", str(theirs.fileno()), hostname, str(shares_pids).lower())
+        arguments = (
+            "sandbox",
+            str(theirs.fileno()),
+            hostname,
+            str(os.geteuid() if user is None else user),
+            str(shares_pids).lower(),
+        )
         streams = Streams(subprocess.DEVNULL, stderr=None, inherited=[theirs.fileno()])
         async with guarded_process([*INIT_PROGRAM, *arguments], {}, Path("/"), streams):
             theirs.close()

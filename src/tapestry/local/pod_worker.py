@@ -172,10 +172,11 @@ class PodWorker:
     async def create_sandbox(self, stack: AsyncExitStack) -> None:
         """Create the namespaces of the pod until the stack is closed; try again after a failure."""
         hostname = self.pod["spec"].get("hostname") or name_of(self.pod)
+        user = value_at(self.pod, "spec", "securityContext", "runAsUser")
         shares_pids = bool(self.pod["spec"].get("shareProcessNamespace"))
         while not self.stopping.is_set():
             try:
-                sandbox = await stack.enter_async_context(pod_sandbox(hostname, shares_pids=shares_pids))
+                sandbox = await stack.enter_async_context(pod_sandbox(hostname, user=user, shares_pids=shares_pids))
             except OSError as error:
                 self.record_event("Warning", "FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}")
                 with suppress(TimeoutError):

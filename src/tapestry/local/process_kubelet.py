@@ -184,7 +184,7 @@ class ProcessKubelet:
         prepared = self.launchers[uid_of(pod)].launches
         for each in runnable_containers(pod, self.settings.policy, ("ephemeralContainers",)):
             if each["name"] in prepared:
-                worker.start_ephemeral(each, container_rejection_reason(each, self.settings.policy))
+                worker.start_ephemeral(each, container_rejection_reason(pod, each, self.settings.policy))
 
     async def run_worker(self, key: str, worker: PodWorker) -> None:
         try:

@@ -1,5 +1,6 @@
 """Commands of pods as processes, and rejected pods."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ NO_HOST = "is not supported: a pod may not use the namespaces of this machine"
         (with_spec(hostIPC=True), f"pod: hostIPC {NO_HOST}"),
         (
             with_spec(securityContext={"runAsUser": 0}),
-            "pod: runAsUser 0 is not supported: processes run as the user 1000, who started the kubelet",
+            "pod: runAsUser 0 is not supported: processes of the pod run as the user 1000",
         ),
         (
             with_spec(securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "1"}]}),
@@ -216,7 +217,7 @@ NO_HOST = "is not supported: a pod may not use the namespaces of this machine"
         ),
         (
             our_pod(securityContext={"runAsUser": 0}),
-            "container c: runAsUser 0 is not supported: processes run as the user 1000, who started the kubelet",
+            "container c: runAsUser 0 is not supported: processes of the pod run as the user 1000",
         ),
         (
             our_pod(securityContext={"procMount": "Unmasked"}),
@@ -263,7 +264,10 @@ def test_harmless_security_settings_are_accepted() -> None:
     context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}
     pod = our_pod(securityContext={**context, "runAsUser": 1000, "runAsNonRoot": True}, image="/srv/app")
     assert rejection_reason(pod, ISOLATED) is None
+    pod = with_spec(securityContext={"runAsUser": 65532, "runAsNonRoot": True})
+    assert rejection_reason(pod, replace(ISOLATED, user=0)) is None
     root = ProcessPolicy(Path("tapestry"), run_pods=True, user=0)
+    assert (rejection_reason(pod, root) or "").startswith("pod: runAsUser 65532 is not supported")
     assert (rejection_reason(our_pod(securityContext={"runAsNonRoot": True}), root) or "") == (
         "container c: runAsNonRoot is not supported: processes run as root, who started the kubelet"
     )

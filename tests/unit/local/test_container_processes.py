@@ -309,6 +309,8 @@ def test_relay_survives_reset_connections_on_uvloop(tmp_path: Path) -> None:
 
 async def test_isolated_container_cannot_change_the_machine(isolated_world: World) -> None:
     pod = await started(isolated_world, new_pod(FOR_EVER))
+    of_the_machine = isolated_world.folder / "file"  # below /tmp, where our own program may be, too
+    of_the_machine.touch()
     script = f"""
 for file in /etc/x /usr/x /x {isolated_world.folder}/x /proc/sys/kernel/core_pattern; do
     (echo > $file) 2>/dev/null && echo wrote $file
@@ -316,15 +318,24 @@ done
 mount -t tmpfs none /mnt 2>/dev/null && echo mounted
 unshare -Urm true 2>/dev/null && echo new namespace
 cat {isolated_world.folder}/data/pki/* {Path.home()}/.bashrc 2>/dev/null
-touch $HOME/own /tmp/own && ls /tmp
+touch $HOME/own /tmp/own && ls /tmp/own {of_the_machine} 2>/dev/null
 grep CapEff /proc/self/status
 hostname
 ls /proc | grep -c '^[0-9]'
 """
     code, output, _ = await shell(isolated_world, pod, script)
     *lines, processes = output.decode().splitlines()
-    assert (code, lines) == (0, ["own", "CapEff:\t0000000000000000", "p"])
+    assert (code, lines) == (0, ["/tmp/own", "CapEff:\t0000000000000000", "p"])
     assert int(processes) < 10  # only its own
+
+
+async def test_user_has_the_id_of_the_pod(isolated_world: World) -> None:
+    context = {"runAsUser": 65532, "runAsNonRoot": True}
+    pod = await started(isolated_world, new_pod(FOR_EVER, securityContext=context))
+    code, output, _ = await shell(
+        isolated_world, pod, "id -u; touch $HOME/f && stat -c %u $HOME/f; grep CapEff /proc/self/status"
+    )
+    assert (code, output.split()) == (0, [b"65532", b"65532", b"CapEff:", b"0000000000000000"])
 
 
 async def test_pid_namespace_ends_with_container(isolated_world: World) -> None:
