@@ -53,6 +53,8 @@ class Token:
     """The value is a mapping or a list.  Without a value, the field is omitted."""
     is_optional: bool = False
     """Without a value, the field is omitted."""
+    is_items: bool = False
+    """The value is a list, whose items are part of the surrounding list."""
 
 
 def template(obj: Object, tokens: Iterable[Token]) -> str:
@@ -63,6 +65,9 @@ def template(obj: Object, tokens: Iterable[Token]) -> str:
         if each.is_block or each.is_optional:
             pattern = re.compile(rf"^( *)((?:- )?)([\w./-]+): {each.text}\n", re.MULTILINE)
             text = pattern.sub(lambda match, token=each: optional_field(match, token), text)
+        elif each.is_items:
+            pattern = re.compile(rf"^( *)- {each.text}\n", re.MULTILINE)
+            text = pattern.sub(lambda match, token=each: list_items(match[1], token), text)
         else:
             quoted = each.expression if each.is_plain else f"{each.expression} | quote"
             text = re.sub(rf"(: |- )'?{re.escape(each.text)}'?$", rf"\1{{{{ {quoted} }}}}", text, flags=re.MULTILINE)
@@ -76,6 +81,11 @@ def optional_field(match: re.Match[str], token: Token) -> str:
     value = f"\n{margin}  {{{{- toYaml . | nindent {len(margin) + 2} }}}}" if token.is_block else " {{ . | quote }}"
     begin, end = f"{indent}{dash}{{{{- with {token.expression} }}}}", f"{margin}{{{{- end }}}}"
     return f"{begin}\n{margin}{key}:{value}\n{end}\n"
+
+
+def list_items(indent: str, token: Token) -> str:
+    lines = f"{{{{- with {token.expression} }}}}", f"{{{{- toYaml . | nindent {len(indent)} }}}}", "{{- end }}"
+    return "".join(f"{indent}{line}\n" for line in lines)
 
 
 def documents(objects: Iterable[Object], tokens: Iterable[Token]) -> str:
@@ -111,6 +121,7 @@ OPERATOR_TOKENS = (
     Token("token-resources", 'include "tapestry.managerResources" . | fromYaml', is_block=True),
     Token("token-pull-secrets", ".Values.imagePullSecrets", is_block=True),
     Token("token-node-selector", ".Values.manager.nodeSelector", is_block=True),
+    Token("token-tolerations", ".Values.manager.tolerations", is_items=True),
 )
 
 
@@ -126,6 +137,7 @@ def operator_files() -> dict[str, str]:
                 "priorityClassName": "token-priority",
                 "imagePullSecrets": "token-pull-secrets",
                 "nodeSelector": "token-node-selector",
+                "tolerations": ["token-tolerations"],
                 "podAnnotations": {"checksum/config": "token-checksum"},
                 "kubeconfigNamespaces": "token-kubeconfigs",
                 "extraArgs": [f"--config={CONFIG_FOLDER}/config/manager.yaml"],

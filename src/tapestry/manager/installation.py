@@ -42,8 +42,8 @@ METRICS_RULES = [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
 
 OPTIONAL_VALUES: Values = dict.fromkeys(
     (
-        *("podAnnotations", "priorityClassName", "imagePullSecrets", "nodeSelector", "extraArgs", "extraEnv"),
-        *("volumeMounts", "volumes"),
+        *("podAnnotations", "priorityClassName", "imagePullSecrets", "nodeSelector", "tolerations", "extraArgs"),
+        *("extraEnv", "volumeMounts", "volumes"),
     )
 )
 """Values of the manager's Deployment that only the chart sets."""
