@@ -17,10 +17,10 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-streams conformance kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup e2e image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-streams conformance kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/installed ## Create .venv from requirements.lock and install this project into it
 
@@ -33,6 +33,10 @@ test: setup $(if $(FAST),,$(VENV)/installed-bench kube-assets-if-possible) ## Ru
 test-long: setup kube-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets ## Run the long tests: soak tests, hundreds of kills, conformance
 	$(BIN)/python tools/conformance.py --beside
 	$(BIN)/pytest -m long
+
+e2e: setup node-assets client-assets monitoring-assets ## Run the charts, the image and the monitoring on real clusters (needs root, 10 minutes)
+	$(BIN)/pytest -n 0 -m "" tests/integration/test_charts.py tests/integration/test_alert_rules.py tests/e2e/test_image.py \
+	tests/e2e/test_prometheus.py tests/e2e/test_installed_release.py
 
 conformance: setup conformance-assets ## Run the Kubernetes conformance tests that need no containers against Tapestry
 	$(BIN)/python tools/conformance.py

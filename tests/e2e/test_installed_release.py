@@ -1,0 +1,326 @@
+"""Tapestry installed with its charts on real clusters: from installation to uninstallation.
+
+The virtual cluster and two physical clusters have kube-apiserver, etcd, controllers, scheduler and a real kubelet each.
+The manager and the syncers are containers of the image that tools/image.py builds. The owners of the physical clusters
+install the worker chart. The test uses helm, kubectl and the command line, as an operator and the owners do.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import image
+from tapestry.apis import keys
+from tapestry.kube.objects import Object, name_of
+from tapestry.local.control_planes import kubelet_flags
+from tapestry.local.kubernetes import ControlPlane
+
+from .clusters import Cluster, PhysicalCluster
+from .images import IMAGE
+from .installation import SYSTEM, tapestry
+from .nodes import MACHINE, Kit, RealNode, run
+from .test_image import build
+
+pytestmark = [pytest.mark.long, pytest.mark.kubernetes, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).parents[2]
+MOUNT = "tapestry-leased"
+IN_SYSTEM = f"--namespace={SYSTEM}"
+IN_MOUNT = f"--namespace={MOUNT}"
+TIMEOUT = "--timeout=180s"
+OURS = f"--selector={keys.CLUSTER_BINDING_UID}"
+SYNCED_KINDS = "pods,configmaps,secrets,services,persistentvolumeclaims"
+NAMES = ("east", "west")
+WORKLOAD = f"""
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: page}}
+data: {{text: hello}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: web}}
+spec:
+  replicas: 2
+  selector: {{matchLabels: {{app: web}}}}
+  template:
+    metadata: {{labels: {{app: web}}}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      automountServiceAccountToken: false
+      nodeSelector: {{tapestry.io/node-type: virtual}}
+      topologySpreadConstraints:
+      - topologyKey: kubernetes.io/hostname
+        maxSkew: 1
+        whenUnsatisfiable: ScheduleAnyway
+        labelSelector: {{matchLabels: {{app: web}}}}
+      volumes:
+      - {{name: page, configMap: {{name: page}}}}
+      - {{name: data, emptyDir: {{}}}}
+      containers:
+      - name: web
+        image: {IMAGE}
+        command: [sh, -c, "cat /page/text > /data/text; exec sleep 100000"]
+        resources: {{requests: {{cpu: 10m, memory: 16Mi}}}}
+        readinessProbe: {{exec: {{command: [test, -s, /data/text]}}, periodSeconds: 1}}
+        volumeMounts:
+        - {{name: page, mountPath: /page}}
+        - {{name: data, mountPath: /data}}
+"""
+JOB = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: %s}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      automountServiceAccountToken: false
+      nodeSelector: {kubernetes.io/hostname: %s}
+      containers:
+      - name: c
+        image: %s
+        command: [sh, -c, "echo done by $HOSTNAME"]
+        resources: {requests: {cpu: 10m, memory: 16Mi}}
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A virtual cluster, its physical clusters and a folder for files."""
+
+    virtual: PhysicalCluster
+    physical: dict[str, PhysicalCluster]
+    folder: Path
+
+    def helm(self, cluster: Cluster, *arguments: str) -> str:
+        return run(
+            cluster.assets / "helm", f"--kubeconfig={cluster.plane.kubeconfig}", *arguments, *("--timeout", "180s")
+        )
+
+    def tapestry(self, *arguments: object) -> str:
+        return tapestry(arguments[0], "--kubeconfig", self.virtual.plane.kubeconfig, *arguments[1:])
+
+    def apply(self, manifest: str) -> None:
+        (self.folder / "manifest.yaml").write_text(manifest)
+        self.virtual.kubectl("apply", "-f", self.folder / "manifest.yaml")
+
+    def pods(self) -> list[Object]:
+        """Return the pods of the Deployment that are not being deleted."""
+        found = objects(self.virtual, "pods", "--selector=app=web")
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def twins(self, name: str) -> list[Object]:
+        return objects(self.physical[name], "pods", IN_MOUNT, OURS)
+
+    def diagnostics(self) -> str:
+        clusters = {"virtual": self.virtual, **self.physical}
+        return "\n".join(f"{name}:\n{cluster.diagnostics()}" for name, cluster in clusters.items())
+
+
+def objects(cluster: Cluster, *arguments: str) -> list[Object]:
+    found: list[Object] = json.loads(cluster.kubectl("get", *arguments, "-o", "json"))["items"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(
+    physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    if not (node_kit.assets / "helm").exists():
+        pytest.skip("helm is not there: make client-assets builds it")
+    folder = tmp_path_factory.mktemp("release")
+    build(folder / "image", "--architecture", image.native_architecture())
+    plane = ControlPlane(
+        folder / "virtual",
+        node_kit.assets,
+        controller_manager=True,
+        scheduler=True,
+        fsync=False,
+        address=MACHINE,
+        flags=kubelet_flags(folder / "virtual"),
+    )
+    with plane, RealNode("v1", 3, plane, folder / "node", node_kit) as node:
+        node.wait_until_ready()
+        node.run("ctr", "--namespace=k8s.io", "images", "import", folder / "image.tar")
+        yield Site(PhysicalCluster(plane, node_kit.assets, node), physical_clusters, folder)
+
+
+def test_release_from_installation_to_uninstallation(site: Site) -> None:
+    before = installed_objects(site.virtual)
+    steps = (
+        *(install, prepare_and_join, run_job, run_deployment, upgrade_while_pods_run, rotate_credential),
+        *(close_window, use_kill_switch, unbind, uninstall),
+    )
+    try:
+        for step in steps:
+            step(site)
+    except BaseException as error:
+        error.add_note(site.diagnostics())
+        raise
+    left = installed_objects(site.virtual) - before
+    assert {each for each in left if SYSTEM not in each} == {
+        "CustomResourceDefinition clusterbindings.cloud.tencent.com ",
+        "CustomResourceDefinition resourceleasingpolicies.cloud.tencent.com ",
+    }
+
+
+def installed_objects(cluster: Cluster) -> set[str]:
+    """Return kind, name and namespace of the objects that an installation can consist of."""
+    kinds = (
+        *("customresourcedefinitions", "clusterroles", "clusterrolebindings", "roles", "rolebindings", "namespaces"),
+        *("validatingadmissionpolicies", "validatingadmissionpolicybindings", "deployments", "jobs", "services"),
+        *("poddisruptionbudgets", "networkpolicies", "secrets", "nodes", "serviceaccounts"),
+    )
+    fields = "{.kind} {.metadata.name} {.metadata.namespace}"
+    text = cluster.kubectl("get", ",".join(kinds), "-A", "-o", f"jsonpath={{range .items[*]}}{fields}{{'\\n'}}{{end}}")
+    return set(text.splitlines())
+
+
+def install(site: Site) -> None:
+    repository, _, tag = image.NAME.partition(":")
+    values = f"image.repository={repository},image.tag={tag},manager.replicas=2,syncer.replicas=1"
+    values += ",syncer.kubeletService=false"  # kube-apiserver runs beside the nodes, where Services have no addresses
+    chart = ("tapestry", str(ROOT / "charts/tapestry"), IN_SYSTEM, "--create-namespace")
+    site.helm(site.virtual, "install", *chart, f"--set={values}", "--wait")
+
+
+def prepare_and_join(site: Site) -> None:
+    """Each owner installs the worker chart. Joining then creates nothing in the physical cluster."""
+    for name, cluster in site.physical.items():
+        values = site.folder / f"{name}.yaml"
+        values.write_text(site.tapestry("join", name, "--print-worker-values"))
+        lease = "--set=lease.forceReclaim=true,lease.gracefulReclaimPeriodSeconds=2,quota.pods=20"
+        site.helm(cluster, "install", "worker", str(ROOT / "charts/tapestry-worker"), f"--values={values}", lease)
+        join(site, name)
+    for name in site.physical:
+        for state in ("create", "condition=Ready"):
+            site.virtual.kubectl("wait", f"node/vnode-{name}-n1", f"--for={state}", TIMEOUT)
+
+
+def join(site: Site, name: str) -> None:
+    kubeconfig = site.physical[name].plane.kubeconfig
+    assert "permissions, checked as the syncer" in site.tapestry(
+        "join", name, "--cluster-kubeconfig", kubeconfig, "--prepared"
+    )
+
+
+def run_job(site: Site, name: str = "first", cluster: str = "east") -> None:
+    site.apply(JOB % (name, f"vnode-{cluster}-n1", IMAGE))
+    site.virtual.kubectl("wait", f"job/{name}", "--for=condition=Complete", TIMEOUT)
+    assert site.virtual.kubectl("logs", f"job/{name}").startswith(f"done by {name}-")
+    site.virtual.kubectl("delete", f"job/{name}", TIMEOUT)
+
+
+def run_deployment(site: Site) -> None:
+    site.apply(WORKLOAD)
+    wait_for_rollout(site)
+    assert sorted(map(cluster_of, site.pods())) == ["east", "west"]
+    for pod in site.pods():
+        assert site.virtual.kubectl("exec", name_of(pod), "--", "cat", "/data/text") == "hello"
+
+
+def wait_for_rollout(site: Site) -> None:
+    site.virtual.kubectl("rollout", "status", "deployment/web", TIMEOUT)
+
+
+def cluster_of(pod: Object) -> str:
+    """Return the physical cluster of a pod, from the name of its virtual node."""
+    _, cluster, _ = pod["spec"]["nodeName"].split("-")
+    return cluster
+
+
+def upgrade_while_pods_run(site: Site) -> None:
+    """The upgrade replaces the manager and all syncers, and a rollback does so again. No pod changes."""
+    before = versions(site)
+    chart = ("tapestry", str(ROOT / "charts/tapestry"), IN_SYSTEM)
+    values = "--set=syncer.resources.requests.cpu=150m,manager.resources.requests.cpu=150m"
+    site.helm(site.virtual, "upgrade", *chart, "--reuse-values", values, "--wait")
+    wait_for_syncers(site, cpu="150m")
+    assert versions(site) == before
+    site.helm(site.virtual, "rollback", "tapestry", "1", IN_SYSTEM, "--wait")
+    wait_for_syncers(site, cpu="100m")
+    assert versions(site) == before
+    run_job(site, "after-upgrade", "west")
+
+
+def versions(site: Site) -> dict[str, str]:
+    """Return the UIDs and versions of all pods of the Deployment and of their twins."""
+    pods = [*site.pods(), *(twin for name in site.physical for twin in site.twins(name))]
+    return {pod["metadata"]["uid"]: pod["metadata"]["resourceVersion"] for pod in pods}
+
+
+def wait_for_syncers(site: Site, cpu: str) -> None:
+    """Wait until the manager has changed all syncers and their new pods are ready."""
+    for name in site.physical:
+        deployment = (f"deployment/tapestry-syncer-{name}", IN_SYSTEM, TIMEOUT)
+        request = "{.spec.template.spec.containers[0].resources.requests.cpu}"
+        site.virtual.kubectl("wait", *deployment, f"--for=jsonpath={request}={cpu}")
+        site.virtual.kubectl("rollout", "status", *deployment)
+
+
+def rotate_credential(site: Site) -> None:
+    """A new account invalidates the old token. Joining again takes a token of the new one."""
+    east = site.physical["east"]
+    before = versions(site)
+    account = east.kubectl(
+        "get", "serviceaccounts", IN_MOUNT, "--selector=tapestry.io/cluster-binding=east", "-o", "name"
+    )
+    east.kubectl("delete", account.strip(), IN_MOUNT)
+    site.helm(east, "upgrade", "worker", str(ROOT / "charts/tapestry-worker"), "--reuse-values")
+    join(site, "east")
+    site.virtual.kubectl("wait", "clusterbinding/east", "--for=condition=Ready", TIMEOUT)
+    run_job(site, "after-rotation", "east")
+    assert versions(site) == before
+
+
+def close_window(site: Site) -> None:
+    opening = datetime.now(UTC) + timedelta(hours=12)
+    windows = json.dumps([{"start": f"{opening:%H:00}", "end": f"{opening:%H:59}"}])
+    set_values(site, "east", f"--set-json=lease.windows={windows}", "--set=lease.timeZone=UTC")
+    wait_until_gone(site, "east")
+    wait_for_rollout(site)
+    assert list(map(cluster_of, site.pods())) == ["west", "west"]
+
+
+def set_values(site: Site, name: str, *values: str) -> None:
+    chart = ("worker", str(ROOT / "charts/tapestry-worker"))
+    site.helm(site.physical[name], "upgrade", *chart, "--reuse-values", *values)
+
+
+def wait_until_gone(site: Site, name: str) -> None:
+    twins = [f"pod/{name_of(twin)}" for twin in site.twins(name)]
+    if twins:
+        site.physical[name].kubectl("wait", *twins, IN_MOUNT, "--for=delete", TIMEOUT)
+
+
+def use_kill_switch(site: Site) -> None:
+    reclaimed = [f"pod/{name_of(pod)}" for pod in site.pods()]
+    set_values(site, "west", "--set=reclaimNow=true")
+    wait_until_gone(site, "west")
+    site.virtual.kubectl("wait", *reclaimed, "--for=delete", TIMEOUT)
+    assert site.twins("west") == []
+    set_values(site, "west", "--set=reclaimNow=false")
+    wait_for_rollout(site)
+
+
+def unbind(site: Site) -> None:
+    for name in NAMES:
+        if name == NAMES[-1]:
+            with pytest.raises(RuntimeError, match="tapestry-uninstall-check failed"):
+                site.helm(site.virtual, "uninstall", "tapestry", IN_SYSTEM)
+        site.tapestry("unjoin", name)
+        assert objects(site.physical[name], SYNCED_KINDS, "--all-namespaces", OURS) == []
+        assert objects(site.virtual, "nodes", f"--selector={keys.CLUSTER_BINDING}={name}") == []
+        site.helm(site.physical[name], "uninstall", "worker", "--wait")
+        site.physical[name].kubectl("wait", f"namespace/{MOUNT}", "--for=delete", TIMEOUT)
+
+
+def uninstall(site: Site) -> None:
+    site.virtual.kubectl("delete", "deployment/web", "configmap/page", TIMEOUT)
+    site.helm(site.virtual, "uninstall", "tapestry", IN_SYSTEM, "--wait")
+    site.virtual.kubectl("wait", "pods", "--all", IN_SYSTEM, "--for=delete", TIMEOUT)
