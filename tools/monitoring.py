@@ -183,6 +183,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Logs of pods being read", (("sum by (pod) (tapestry_logs_read)", "{{pod}}"),)),
         Panel(
+            "Sessions of exec, attach and port-forward on leased pods",
+            (("sum by (subresource) (tapestry_stream_sessions)", "{{subresource}}"),),
+        ),
+        Panel(
+            "Remaining life of the serving certificates of virtual nodes",
+            (("min by (pod) (tapestry_kubelet_certificate_expiration_timestamp_seconds) - time()", "{{pod}}"),),
+            "s",
+        ),
+        Panel(
             "Sessions of exec, attach and port-forward in local clusters",
             ((rate("tapestry_kubelet_sessions_total", "verb, protocol"), "{{verb}} {{protocol}}"),),
             "ops",

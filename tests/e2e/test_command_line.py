@@ -88,7 +88,7 @@ def test_top_shows_leased_requested_and_used(shell: Shell) -> None:
     (cluster,) = json.loads(shell("tapestry top -o json"))
     assert (cluster["name"], cluster["pods"], cluster["leased"]["cpu"]) == ("cluster-1", 2, "8")
     assert cluster["requested"]["cpu"] == "1"
-    assert cluster["used"] == {"cpu": "1", "memory": str(512 << 20)}
+    assert cluster["used"] == {"cpu": "1", "memory": "512Mi"}
     assert shell("tapestry top nodes").count("vnode-cluster-1-") == 2
     assert re.search(r"busy-\S+ +vnode-\S+ +500m/500m +256Mi/256Mi", shell("tapestry top pods"))
 

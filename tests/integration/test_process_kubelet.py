@@ -18,8 +18,18 @@ from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.crds import crd, decode_spec
 from tapestry.kube.objects import Object, name_of, value_at
-from tapestry.kube.resources import CLUSTER_ROLES, CRDS, DEPLOYMENTS, NAMESPACES, PODS, SECRETS
+from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
+    CLUSTER_ROLES,
+    CRDS,
+    DEPLOYMENTS,
+    NAMESPACES,
+    PODS,
+    SECRETS,
+)
 from tapestry.manager.config import BindingsConfig
+from tapestry.manager.grants import Grant, binding_permissions
 from tapestry.manager.installation import installation_objects
 from tapestry.manager.manifests import KINDS, syncer_manifests
 from tapestry.manager.syncers import load_templates, packaged_templates, scopes, template_values
@@ -29,7 +39,9 @@ from ..unit.local.worlds import MASTERS, World, new_cluster
 SYSTEM = "tapestry-system"
 WORKLOADS = ("deployments", "replicasets", "scheduler", "garbage")
 
-RESOURCES = {each.kind: each for each in (*KINDS, CLUSTER_ROLES, CRDS, NAMESPACES)}
+RESOURCES = {
+    each.kind: each for each in (*KINDS, CLUSTER_ROLES, CRDS, NAMESPACES, ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS)
+}
 
 
 def kubeconfig(world: World) -> str:
@@ -74,14 +86,17 @@ def is_established(definition: Object | None) -> bool:
 async def new_syncer(world: World) -> Object:
     """Create the syncer Deployment of a binding and its prerequisites, as the manager does."""
     secret = {"name": "east", "namespace": SYSTEM}
-    spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": secret}
-    binding = await world.client.create(CLUSTER_BINDINGS, {"metadata": {"name": "east"}, "spec": spec})
-    config = BindingsConfig(allow_loopback=True)
-    filled = template_values(binding, decode_spec(CLUSTER_BINDING, binding), config)
+    content = {"clusterID": "east", "mountNamespace": "leased", "secretRef": secret}
+    binding = await world.client.create(CLUSTER_BINDINGS, {"metadata": {"name": "east"}, "spec": content})
+    spec, config = decode_spec(CLUSTER_BINDING, binding), BindingsConfig(allow_loopback=True)
+    filled = template_values(binding, spec, config)
     for each in syncer_manifests(load_templates(packaged_templates("syncer")), filled, scopes(config)):
         made = await world.client.create(each.resource, each.object)
         if each.resource is DEPLOYMENTS:
             deployment = made
+    grant = Grant(binding, spec, SYSTEM, binding_permissions(binding, spec, []))
+    for kind, obj in zip(grant.kinds, (grant.role(), grant.role_binding()), strict=True):
+        await world.client.create(kind, obj)
     return deployment
 
 
@@ -112,7 +127,7 @@ async def test_kubectl_reads_the_log_line_of_simulated_pods(tmp_path: Path, kube
         )
         assert "1/1" in await kubectl("get", "pod", "web")
         assert "Ready" in await kubectl("get", "nodes")
-        assert "NotImplemented" in await kubectl("exec", "web", "--", "true", fails=True)
+        assert "exit code 126" in await kubectl("exec", "web", "--", "true", fails=True)
 
 
 async def test_syncer_processes_are_started_and_restarted(world: World, kube_assets: Path) -> None:

@@ -39,11 +39,11 @@ from tapestry.local.world import install_manager
 from .attacks import MERGE, Attack, attacks, core, get, manager_attacks, patch, post
 from .bound_clusters import (
     BoundClusters,
-    an_object,
     bound_clusters,
     client_of,
     give,
     install_kinds,
+    new_object,
     new_pod,
     wait_until,
 )
@@ -158,9 +158,9 @@ async def add_targets(site: BoundClusters) -> str:
     reference = {"name": "west", "namespace": SYSTEM}
     spec = {"clusterID": "west", "secretRef": reference, "mountNamespace": "m"}
     west = await virtual.create(
-        CLUSTER_BINDINGS, an_object(CLUSTER_BINDINGS.kind, {"name": "west"}, CLUSTER_BINDINGS.api_version, spec=spec)
+        CLUSTER_BINDINGS, new_object(CLUSTER_BINDINGS.kind, {"name": "west"}, CLUSTER_BINDINGS.api_version, spec=spec)
     )
-    policy = an_object(POLICIES.kind, {"name": "west"}, POLICIES.api_version, spec={"cluster": "west"})
+    policy = new_object(POLICIES.kind, {"name": "west"}, POLICIES.api_version, spec={"cluster": "west"})
     await virtual.create(POLICIES, policy)
     await virtual.create(POLICIES, {**policy, "metadata": {"name": "east"}, "spec": {"cluster": "east"}})
     labels = {keys.CLUSTER_BINDING_UID: uid_of(west), keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL}

@@ -69,12 +69,16 @@ def test_node_programs_are_built_on_request_only(tmp_path: Path, go: Path) -> No
 
 def test_clients_are_built_alone_on_request(tmp_path: Path, go: Path) -> None:
     assert run(tmp_path, "--clients").returncode == 0
-    assert built(tmp_path).keys() == {"helm", "kwok"}
+    assert built(tmp_path).keys() == {"helm", "kwok", "metrics-server"}
 
 
 def test_conformance_tests_are_built_with_kubectl_on_request(tmp_path: Path, go: Path) -> None:
     assert run(tmp_path, "--conformance").returncode == 0
-    assert built(tmp_path) == {"e2e.test": "k8s.io/kubernetes/test/e2e", "kubectl": "k8s.io/kubernetes/cmd/kubectl"}
+    assert built(tmp_path) == {
+        "agnhost": "k8s.io/kubernetes/test/images/agnhost",
+        "e2e.test": "k8s.io/kubernetes/test/e2e",
+        "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+    }
 
 
 def test_built_programs_need_no_compiler(tmp_path: Path, go: Path) -> None:

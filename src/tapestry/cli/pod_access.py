@@ -53,7 +53,7 @@ def transport_of(kubectl: KubectlLite) -> HttpTransport:
 
 @command(
     "tapestry k exec web-0 -- ls /",
-    "tapestry k exec -it deployment/web -c web -- sh",
+    "tapestry k exec -i -t deployment/web -c web -- sh",
     zero="the command's own exit codes",
     one="the command's, or an error with a one-line message",
     name="exec",
@@ -72,7 +72,7 @@ async def execute(
     await run_session(kubectl, pod, "exec", container, query, stdin=stdin, tty=tty)
 
 
-@command("tapestry k attach web-0", "tapestry k attach -it debugger", name="attach")
+@command("tapestry k attach web-0", "tapestry k attach -i -t debugger", name="attach")
 @POD_ARGUMENT
 @CONTAINER_OPTION
 @STDIN_OPTION
@@ -142,7 +142,9 @@ async def send_sizes(session: CommandSession) -> None:
     with suppress(ConnectionError), terminal.resize_events(changed.set):
         while True:
             changed.clear()
-            await session.resize(*terminal.terminal_size())
+            width, height = terminal.terminal_size()
+            if width and height:  # a terminal that nobody looks at may have no size
+                await session.resize(width, height)
             await changed.wait()
 
 

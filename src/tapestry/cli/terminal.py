@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import stat
 import sys
@@ -23,15 +22,16 @@ def is_terminal() -> bool:
 def raw_mode() -> Iterator[None]:
     """Pass every key to the program at the other end, also Ctrl-C, while the context is open."""
     before = termios.tcgetattr(STDIN)
-    tty.setraw(STDIN)
+    tty.setraw(STDIN, termios.TCSANOW)
     try:
         yield
     finally:
-        termios.tcsetattr(STDIN, termios.TCSAFLUSH, before)
+        termios.tcsetattr(STDIN, termios.TCSANOW, before)  # waiting for output could block
 
 
 def terminal_size() -> tuple[int, int]:
-    size = shutil.get_terminal_size()
+    """Return the width and height of the terminal itself, whatever the environment says."""
+    size = os.get_terminal_size(STDIN)
     return size.columns, size.lines
 
 

@@ -65,6 +65,8 @@ from tapestry.manager.syncers import binding_uid_of
 GRANT_KINDS = (ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS)
 SECONDS_PER_NAME = 0.0005
 """Pause between two writes of a role, for each name in it: the cost of many changes stays linear."""
+DELETED_NODE_SECONDS = 60.0
+"""Seconds for which a syncer keeps the rights on a deleted node."""
 CLAIM_RETRY_SECONDS = 2.0
 """Interval of reconciles while a claim of a pod is not bound."""
 
@@ -86,6 +88,8 @@ class SyncerGrants:
     """Informers of the roles of syncers, by kind."""
     index: NeedIndex = field(default_factory=NeedIndex)
     written_at: dict[tuple[Resource, str], datetime] = field(default_factory=dict)
+    deleted_nodes: dict[str, dict[str, datetime]] = field(default_factory=dict)
+    """Deleted nodes by the UID of their binding, and when their rights end: the syncer deletes their leases last."""
     volume_secrets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Secrets that the volume of a bound claim needs, by the key of the claim.  A volume never changes them."""
 
@@ -94,9 +98,14 @@ class SyncerGrants:
         spec = self.granted_spec(binding)
         if binding is None or spec is None:
             return None
-        nodes = (name_of(node) for node in self.nodes.store.by("binding", uid_of(binding)))
-        grant = Grant(binding, spec, self.home, binding_permissions(binding, spec, nodes))
-        return await self.apply(grant)
+        nodes = {name_of(node) for node in self.nodes.store.by("binding", uid_of(binding))}
+        now, deleted = self.now(), self.deleted_nodes.get(uid_of(binding), {})
+        for node in [node for node, until in deleted.items() if until <= now or node in nodes]:
+            del deleted[node]
+        grant = Grant(binding, spec, self.home, binding_permissions(binding, spec, [*nodes, *deleted]))
+        result = await self.apply(grant)
+        times = [*deleted.values(), *([result.requeue_at] if result and result.requeue_at else [])]
+        return Result(requeue_at=min(times)) if times else None
 
     async def reconcile_pods(self, key: str) -> Result | None:
         namespace, name = key.split("/")
@@ -216,6 +225,9 @@ class SyncerGrants:
         scopes = self.index.set_node(name_of(node), uids[1], self.now())
         if uids[0] == uids[1]:
             return set(), set()
+        if new is None and uids[0] is not None:
+            until = self.now() + timedelta(seconds=DELETED_NODE_SECONDS)
+            self.deleted_nodes.setdefault(uids[0], {})[name_of(node)] = until
         return {name for uid in uids if uid for name in self.names_of(uid)}, self.pod_keys(scopes)
 
     def on_pod_change(self, old: PodNeeds | None, new: PodNeeds | None) -> set[str]:

@@ -476,7 +476,8 @@ async def test_syncers_may_run_in_a_remote_cluster(world: World) -> None:
         binding = await world.join("east")
         await world.wait(1)
         assert [each for each in await world.of_syncers() if not each.startswith(("Role", "ClusterRole"))] == [
-            "ServiceAccount tapestry-syncer-east"
+            "ServiceAccount tapestry-syncer-east",
+            "Service tapestry-syncer-east",
         ]
         assert "ClusterRole tapestry-syncer-east:nodes" in await world.of_syncers()
         deployment = await wait_for(there, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool)

@@ -20,7 +20,7 @@ from tapestry.kube.resources import (
     ROLES,
 )
 from tapestry.manager.admission_policies import admission_policies
-from tapestry.manager.grants import secrets_of_volume
+from tapestry.manager.grants import DELETED_NODE_SECONDS, secrets_of_volume
 from tapestry.manager.pod_needs import REVOCATION_DELAY
 
 World = Any  # of conftest.py
@@ -68,6 +68,8 @@ async def test_cluster_role_names_binding_and_nodes(world: World) -> None:
         for resource in ("nodes", "nodes/status", "csinodes", "leases"):
             assert found[resource][1] == [NODE, "vnode-east-b"]
         await world.client.delete(NODES, object_named(NODE))
+        assert (await rules(world, None))["leases"][1] == [NODE, "vnode-east-b"]  # the syncer deletes the lease last
+        await world.wait(DELETED_NODE_SECONDS + 1)
         assert (await rules(world, None))["nodes"][1] == ["vnode-east-b"]
         bound = await world.client.get(CLUSTER_ROLE_BINDINGS, "tapestry-syncer-east:nodes")
         assert bound["subjects"] == [ACCOUNT]
