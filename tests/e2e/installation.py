@@ -107,7 +107,12 @@ async def running_installation(
     (folder / "syncer.json").write_text(json.dumps(syncer or {}))
     args = f"--config={folder / 'syncer.json'},{OFF_LOOPBACK}"
     manifests = list(yaml.safe_load_all(tapestry("manifests", "--image", "mine:1")))
-    variables = {**(manager or {}), "TAPESTRY_SYNCER_ARGS": args, "TAPESTRY_ALLOW_LOOPBACK": "true"}
+    variables = {
+        **(manager or {}),
+        "TAPESTRY_SYNCER_ARGS": args,
+        "TAPESTRY_ALLOW_LOOPBACK": "true",
+        "TAPESTRY_SYNCER_KUBELET_SERVICE": "false",  # kube-apiserver runs beside the nodes and reaches no Service
+    }
     configured = [with_settings(each, variables) for each in manifests]
     await asyncio.to_thread(apply, yaml.safe_dump_all(configured), plane, assets)
     plan = ClusterPlan(folder, process_node=True)

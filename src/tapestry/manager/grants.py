@@ -33,7 +33,7 @@ from tapestry.apis.permissions import (
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Result, Terminal
 from tapestry.kube.crds import InvalidSpec, decode_spec
-from tapestry.kube.errors import AlreadyExists, NotFound
+from tapestry.kube.errors import AlreadyExists, Forbidden, NotFound, is_namespace_terminating
 from tapestry.kube.names import safe_label_value
 from tapestry.kube.objects import (
     Object,
@@ -182,6 +182,10 @@ class SyncerGrants:
                 self.written_at[key] = now
             await self.ensure(binding_kind, grant.role_binding(), grant.binding)
         except NotFound:  # the namespace is deleted, and its pods with it
+            self.written_at.pop(key, None)
+        except Forbidden as error:
+            if not is_namespace_terminating(error):
+                raise
             self.written_at.pop(key, None)
         return None
 
