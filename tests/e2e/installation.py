@@ -108,10 +108,10 @@ async def running_installation(
     args = f"--config={folder / 'syncer.json'},{OFF_LOOPBACK}"
     manifests = list(yaml.safe_load_all(tapestry("manifests", "--image", "mine:1")))
     variables = {
+        "TAPESTRY_SYNCER_KUBELET_SERVICE": "false",  # kube-apiserver runs beside the nodes and reaches no Service
         **(manager or {}),
         "TAPESTRY_SYNCER_ARGS": args,
         "TAPESTRY_ALLOW_LOOPBACK": "true",
-        "TAPESTRY_SYNCER_KUBELET_SERVICE": "false",  # kube-apiserver runs beside the nodes and reaches no Service
     }
     configured = [with_settings(each, variables) for each in manifests]
     await asyncio.to_thread(apply, yaml.safe_dump_all(configured), plane, assets)

@@ -122,6 +122,7 @@ MANAGER_SETTINGS = {
     "TAPESTRY_LEADER_ELECTION_LEASE_SECONDS": "5",
     "TAPESTRY_LEADER_ELECTION_DEADLINE_SECONDS": "3",
     "TAPESTRY_LEADER_ELECTION_RETRY_SECONDS": "1",
+    "TAPESTRY_SYNCER_KUBELET_SERVICE": "true",
 }
 SYNCER_SETTINGS = {"checkSeconds": 5, "silenceSeconds": 4, "leaderElection": ELECTION}
 """Short periods, so that the steps take seconds."""
