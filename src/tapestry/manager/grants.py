@@ -89,7 +89,7 @@ class SyncerGrants:
     index: NeedIndex = field(default_factory=NeedIndex)
     written_at: dict[tuple[Resource, str], datetime] = field(default_factory=dict)
     deleted_nodes: dict[str, dict[str, datetime]] = field(default_factory=dict)
-    """Deleted nodes by the UID of their binding, and when their rights end: the syncer deletes their leases last."""
+    """Deleted nodes by the name of their binding, and when their rights end: the syncer deletes their leases last."""
     volume_secrets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Secrets that the volume of a bound claim needs, by the key of the claim.  A volume never changes them."""
 
@@ -97,9 +97,10 @@ class SyncerGrants:
         binding = self.bindings.store.get(name)
         spec = self.granted_spec(binding)
         if binding is None or spec is None:
+            self.deleted_nodes.pop(name, None)
             return None
         nodes = {name_of(node) for node in self.nodes.store.by("binding", uid_of(binding))}
-        now, deleted = self.now(), self.deleted_nodes.get(uid_of(binding), {})
+        now, deleted = self.now(), self.deleted_nodes.get(name, {})
         for node in [node for node, until in deleted.items() if until <= now or node in nodes]:
             del deleted[node]
         grant = Grant(binding, spec, self.home, binding_permissions(binding, spec, [*nodes, *deleted]))
@@ -231,7 +232,8 @@ class SyncerGrants:
             return set(), set()
         if new is None and uids[0] is not None:
             until = self.now() + timedelta(seconds=DELETED_NODE_SECONDS)
-            self.deleted_nodes.setdefault(uids[0], {})[name_of(node)] = until
+            for name in self.names_of(uids[0]):
+                self.deleted_nodes.setdefault(name, {})[name_of(node)] = until
         return {name for uid in uids if uid for name in self.names_of(uid)}, self.pod_keys(scopes)
 
     def on_pod_change(self, old: PodNeeds | None, new: PodNeeds | None) -> set[str]:
