@@ -248,7 +248,7 @@ async def upload(kubectl: KubectlLite, source: Path, goal: Place, container: str
     folder = goal.path if goal.path.endswith("/") else str(PurePosixPath(goal.path).parent)
     await asyncio.to_thread(write_archive, source, name, archive)
     archive.seek(0)
-    session = await tar_session(kubectl, goal, upload_command(f"{folder}/{name}"), container, stdin=True)
+    session = await tar_session(kubectl, goal, upload_command(folder), container, stdin=True)
     async with background_tasks(send_file(session, archive)):
         await collect(session)
 

@@ -29,9 +29,9 @@ def parse_place(text: str) -> Place:
     return Place(path, pod, namespace)
 
 
-def upload_command(target: str) -> tuple[str, ...]:
-    """Return the command that unpacks an archive in the folder of the target."""
-    return "tar", "-xmf", "-", "-C", str(PurePosixPath(target).parent)
+def upload_command(folder: str) -> tuple[str, ...]:
+    """Return the command that unpacks an archive in a folder."""
+    return "tar", "-xmf", "-", "-C", folder
 
 
 def download_command(source: str) -> tuple[str, ...]:
