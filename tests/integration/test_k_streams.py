@@ -1,8 +1,6 @@
 """`tapestry k` exec, attach, cp and port-forward through kube-apiserver to pods of the process kubelet."""
 
-import asyncio
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from .test_kubelet_streams import (
-    SECONDS,
     SERVER,
     Cluster,
     cluster,  # noqa: F401  a fixture
+    errors_of_forwarding,
     namespace,  # noqa: F401  a fixture
     start_pod,
     terminal_size,
-    use_connection,
 )
 
 
@@ -60,24 +57,9 @@ async def copy_folder(k: Cluster, namespace: str, folder: Path, data: bytes) -> 
 
 
 async def forward_ports(k: Cluster, namespace: str) -> None:  # noqa: F811
-    process = await asyncio.create_subprocess_exec(
-        *(k.kubectl, "port-forward", "-n", namespace, "web", ":8080"),
-        env={**k.environment(websockets=True), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(SECONDS):
-            line = (await process.stdout.readline()).decode()
-            port = int(line.split("127.0.0.1:")[1].split()[0])
-            async with asyncio.TaskGroup() as group:
-                for number in range(10):
-                    group.create_task(use_connection(port, str(number).encode() * 50_000))
-    finally:
-        process.terminate()
-        _, errors = await process.communicate()
-    assert errors == b""
+    environment = {**k.environment(websockets=True), "PYTHONUNBUFFERED": "1"}
+    command = (k.kubectl, "port-forward", "-n", namespace, "web", ":8080")
+    assert await errors_of_forwarding(*command, environment=environment) == b""
 
 
 async def test_attach_sends_input_and_shows_output(k: Cluster, namespace: str) -> None:  # noqa: F811

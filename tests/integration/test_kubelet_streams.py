@@ -189,13 +189,17 @@ def make_controlling(terminal: int) -> None:
 
 
 async def forward(cluster: Cluster, namespace: str, *, websockets: bool) -> None:
-    """Use ten connections at the same time."""
     before = sessions("portForward", SPDY_FORWARD)
+    arguments = (cluster.kubectl, "port-forward", "-v4", "-n", namespace, "pod/web", ":8080")
+    errors = await errors_of_forwarding(*arguments, environment=cluster.environment(websockets=websockets))
+    assert sessions("portForward", SPDY_FORWARD) == before + 1
+    assert (USES_TUNNEL in errors) is websockets
+
+
+async def errors_of_forwarding(*command: object, environment: dict[str, str]) -> bytes:
+    """Run port-forward, use ten connections at the same time, and return what it wrote to standard error."""
     process = await asyncio.create_subprocess_exec(
-        *(cluster.kubectl, "port-forward", "-v4", "-n", namespace, "pod/web", ":8080"),
-        env=cluster.environment(websockets=websockets),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        *map(str, command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
         assert process.stdout is not None
@@ -208,8 +212,7 @@ async def forward(cluster: Cluster, namespace: str, *, websockets: bool) -> None
     finally:
         process.terminate()
         _, errors = await process.communicate()
-    assert sessions("portForward", SPDY_FORWARD) == before + 1
-    assert (USES_TUNNEL in errors) is websockets
+    return errors
 
 
 async def use_connection(port: int, data: bytes) -> None:
