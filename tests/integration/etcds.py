@@ -11,8 +11,10 @@ from typing import Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from tapestry.apiserver.core.epochs import EpochFence
 from tapestry.apiserver.core.resource_registry import published_api
 from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient
+from tapestry.apiserver.storage.etcd.connection import epoch_guard
 from tapestry.apiserver.storage.etcd.layout import KeyLayout
 from tapestry.apiserver.storage.etcd.store import EtcdStore
 from tapestry.kube.objects import EMPTY_MAPPING
@@ -125,10 +127,14 @@ def new_layout(prefix: str) -> KeyLayout:
 
 @asynccontextmanager
 async def following(
-    urls: str | Sequence[str], prefix: str, certificates: Certificates = NO_CERTIFICATES
+    urls: str | Sequence[str],
+    prefix: str,
+    certificates: Certificates = NO_CERTIFICATES,
+    fence: EpochFence | None = None,
 ) -> AsyncIterator[EtcdStore]:
     """A store of a separate server that has caught up with etcd."""
-    async with EtcdClient([urls] if isinstance(urls, str) else urls, certificates) as client:
+    epoch = epoch_guard(prefix, fence) if fence is not None else None
+    async with EtcdClient([urls] if isinstance(urls, str) else urls, certificates, epoch) as client:
         store = EtcdStore(client, new_layout(prefix), history_seconds=300)
         await store.load()
         async with asyncio.TaskGroup() as group:

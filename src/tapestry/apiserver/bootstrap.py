@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import msgspec
 
-from tapestry.apiserver.access.bootstrap_roles import bootstrap_objects, reconciled_object
+from tapestry.apiserver.access.bootstrap_roles import bootstrap_objects, initial_objects, reconciled_object
 from tapestry.apiserver.access.rbac import GROUP, RBAC_PLURALS
 from tapestry.apiserver.core.requests import BOOTSTRAP_USER, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceInfo
@@ -31,22 +31,19 @@ SYSTEM_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 async def install(server: Server) -> None:
     """Create all missing bootstrap objects."""
-    for name in SYSTEM_NAMESPACES:
-        await create_if_missing(server, "", "namespaces", namespace_object(name))
-    await install_roles(server.verbs, {plural: served_resource(server, GROUP, plural) for plural in RBAC_PLURALS})
+    infos = {f"{plural}.{GROUP}": served_resource(server, GROUP, plural) for plural in RBAC_PLURALS}
+    async with asyncio.TaskGroup() as group:  # concurrent writes are stored in few transactions
+        for name in SYSTEM_NAMESPACES:
+            group.create_task(create_if_missing(server, "", "namespaces", namespace_object(name)))
+        for key, desired in bootstrap_objects().items():
+            group.create_task(ensure_object(server.verbs, infos[key.resource], key, desired))
 
 
-async def install_roles(verbs: Verbs, infos: dict[str, ResourceInfo]) -> None:
-    """Install all roles and bindings. Unchanged objects are not written."""
-    async with asyncio.TaskGroup() as group:
-        for plural, desired in bootstrap_objects():
-            group.create_task(ensure_object(verbs, infos[plural], desired))
+async def ensure_object(verbs: Verbs, info: ResourceInfo, key: Key, desired: Object) -> None:
+    """Create or reconcile one role or binding. Unchanged objects are not written.
 
-
-async def ensure_object(verbs: Verbs, info: ResourceInfo, desired: Object) -> None:
-    """Create or reconcile one object. Bypasses the pipeline, so that a hundred objects do not delay the start."""
-    metadata = desired["metadata"]
-    key = Key(f"{info.resource.plural}.{GROUP}", metadata.get("namespace", ""), metadata["name"])
+    Bypasses the pipeline, so that a hundred objects do not delay the start.
+    """
     version = verbs.store.get(*key)
     with suppress(VersionConflict):  # another server on the same storage does the same
         if version is not None:
@@ -59,7 +56,7 @@ async def ensure_object(verbs: Verbs, info: ResourceInfo, desired: Object) -> No
                 return
             await verbs.store.delete(key, version, encode_for_storage(info, existing))
         kind = {"apiVersion": info.resource.api_version, "kind": info.resource.kind}
-        created = writes.created_object(info, {**kind, **desired}, uid=verbs.new_uid(), now=verbs.now())
+        created = writes.created_object(info, {**kind, **initial_objects()[key]}, uid=verbs.new_uid(), now=verbs.now())
         await verbs.store.put(key, None, encode_for_storage(info, created))
 
 
@@ -96,6 +93,9 @@ async def publish_client_cas(server: Server, client_cas: str, front_proxy_ca: st
     """
     metadata = {"name": "extension-apiserver-authentication", "namespace": "kube-system"}
     data = {"client-ca-file": client_cas, "requestheader-client-ca-file": front_proxy_ca, **REQUEST_HEADERS}
+    current = server.verbs.store.get("configmaps", metadata["namespace"], metadata["name"])
+    if current is not None and msgspec.json.decode(current.raw).get("data") == data:
+        return
     await create_or_replace(server, "", "configmaps", {"metadata": metadata, "data": data})
 
 

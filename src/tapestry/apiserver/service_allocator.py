@@ -42,9 +42,7 @@ class ServiceAllocator:
     reservations: dict[str | int, tuple[str, float]] = field(default_factory=dict)
     """Owner and expiry of each reservation."""
 
-    def load(self) -> None:
-        for version in self.store.list_objects(SERVICES.name):
-            self._count(version.raw, 1)
+    def __post_init__(self) -> None:
         self.store.on_change(SERVICES.name, self._on_change)
 
     def _on_change(self, event: WatchEvent) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Literal, TextIO
 import msgspec
 
 from tapestry.kube.objects import EMPTY_MAPPING, value_at
+from tapestry.process.work_meter import CURRENT_METER
 
 Format = Literal["auto", "json", "human"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -122,7 +123,9 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
         "logger": record.name,
         "message": safe_text(record.getMessage()),
     }
-    for key, value in loggable_items({**_context.get(), **getattr(record, "values", EMPTY_MAPPING)}):
+    meter = CURRENT_METER.get()
+    part = meter.log_values if meter is not None else EMPTY_MAPPING
+    for key, value in loggable_items({**part, **_context.get(), **getattr(record, "values", EMPTY_MAPPING)}):
         fields[f"{key}_" if key in fields else key] = value
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:

@@ -12,6 +12,7 @@ from tapestry.apiserver.core.store import (
     Key,
     ObjectVersion,
     RevisionEncoder,
+    StorageUnavailable,
     Store,
     Subscription,
     VersionConflict,
@@ -114,6 +115,9 @@ async def list_is_sorted_by_namespace_and_name(store: Store) -> None:
     listed = [(each.key.namespace, each.key.name) for each in store.list_objects(PODS)]
     assert listed == [("a", "y"), ("a", "z"), ("a-b", "w"), ("b", "x")]
     assert [each.key.name for each in store.list_objects(PODS, "a")] == ["y", "z"]
+    assert [each.key.namespace for each in store.list_objects(PODS, name="z")] == ["a"]
+    assert store.list_objects(PODS, "b", "z") == []
+    assert {each.key.name for each in store.unsorted_objects(PODS)} == {"w", "x", "y", "z"}
     assert (store.count(PODS), list(store.resources())) == (4, [PODS])
 
 
@@ -160,6 +164,55 @@ async def listeners_run_before_writer_returns(store: Store) -> None:
     assert revisions == [first.revision]
     deleted = await store.delete(key("a"), first, text("one"))
     assert revisions == [first.revision, deleted.revision]
+
+
+@store_check
+async def followers_get_changes_of_all_resources_after_listeners(store: Store) -> None:
+    seen: list[str] = []
+    store.on_change(PODS, lambda _: seen.append("listener"))
+    with store.following(lambda event: seen.append(event.object_version.key.resource)):
+        first = await store.put(key("a"), None, text("one"))
+        await store.put(Key("services", "default", "s"), None, text("s"))
+        await store.delete(key("a"), first, text("one"))
+    await store.put(key("b"), None, text("two"))
+    assert seen == ["listener", PODS, "services", "listener", PODS, "listener"]
+
+
+@store_check
+async def finish_ends_writes_then_watches(store: Store) -> None:
+    subscription = store.watch(PODS)
+    first = await store.put(key("a"), None, text("one"))
+    async with asyncio.TaskGroup() as group:
+        writer = group.create_task(store.put(key("a"), first, text("two")))
+        await asyncio.sleep(0)  # the write starts
+        await store.finish()
+        last = await writer
+    assert subscription.is_finished
+    assert [event.revision for event in await subscription.next_events()] == [first.revision, last.revision]
+    assert store.revision == last.revision
+    with pytest.raises(StorageUnavailable):
+        await store.put(key("b"), None, text("late"))
+    with pytest.raises(StorageUnavailable):
+        await store.delete(key("a"), last, text("late"))
+    late = store.watch(PODS, after=first.revision)
+    assert revisions_and_contents(await late.next_events()) == [(last.revision, "two")]
+    assert late.is_finished
+
+
+@store_check
+async def cleared_store_is_unavailable_and_never_empty(store: Store) -> None:
+    heard: list[WatchEvent] = []
+    store.on_change(PODS, heard.append)
+    await store.put(key("a"), None, text("one"))
+    subscription = store.watch(PODS)
+    await store.clear()
+    for read in (store.get, store.list_objects):
+        with pytest.raises(StorageUnavailable, match="pods cannot be read: the server is closing"):
+            read(*key("a"))
+    with pytest.raises(StorageUnavailable):
+        store.watch(PODS)
+    store.unwatch(PODS, subscription)
+    assert len(heard) == 1
 
 
 @store_check

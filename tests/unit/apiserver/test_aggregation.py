@@ -20,7 +20,7 @@ from tapestry.apiserver.aggregation.proxy import user_headers
 from tapestry.apiserver.aggregation.remote_documents import RemoteOpenApi, merged_v2, v2_part
 from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
-from tapestry.apiserver.core.egress import AddressNotAllowed, check_remote_host
+from tapestry.apiserver.core.egress import AddressNotAllowed, EgressPolicy
 from tapestry.apiserver.core.forwarding import forwarded_headers, request_target
 from tapestry.apiserver.core.requests import APISERVER_USER, Call, User
 from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
@@ -358,8 +358,8 @@ async def test_addresses_of_this_machine_need_configuration(tmp_path: Path) -> N
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "169.254.169.254"])
 def test_local_addresses_are_not_remote(address: str) -> None:
     with pytest.raises(AddressNotAllowed):
-        check_remote_host(address)
-    check_remote_host("192.0.2.1")
+        EgressPolicy().check_api_server(address)
+    EgressPolicy().check_api_server("192.0.2.1")
 
 
 async def test_built_in_groups_are_never_forwarded(shop: tuple[ServerClient, Backend]) -> None:

@@ -1,6 +1,8 @@
 """Tests of server-side apply through the API server: responses, stored objects and ownership."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +11,7 @@ import pytest
 
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import load_token_keys
-from tapestry.apiserver.app import build_authenticators, build_server
+from tapestry.apiserver.assembly import build_authenticators, build_server
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import published_api
@@ -243,9 +245,12 @@ async def test_managed_fields_setting_controls_tracking(
     setting: Literal["Always", "AfterApply"], tmp_path: Path
 ) -> None:
     config = ApiServerConfig(backend="memory", managed_fields=setting)
-    store = LocalStore(MemoryLog())
-    accounts = ServiceAccountTokens(store, load_token_keys(tmp_path / "key"), "https://here", lambda: datetime.now(UTC))
-    server = build_server(config, store, accounts, build_authenticators(config, accounts), lambda: datetime.now(UTC))
+    store = LocalStore(MemoryLog(), ThreadPoolExecutor(1))
+    load_keys = partial(load_token_keys, tmp_path / "key")
+    accounts = ServiceAccountTokens(store, load_keys, "https://here", lambda: datetime.now(UTC))
+    server = build_server(
+        config, store, accounts, build_authenticators(config, accounts.now, accounts), lambda: datetime.now(UTC)
+    )
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n", "labels": {"a": "b"}}}
     status, created = await ServerClient(server, accounts)("POST", "/api/v1/namespaces", namespace, dryRun="All")
     assert (status, "managedFields" in created["metadata"]) == (201, setting == "Always")

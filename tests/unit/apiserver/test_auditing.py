@@ -280,3 +280,14 @@ def test_invalid_policy_is_rejected_with_position(tmp_path: Path, text: str, fau
 )
 def test_source_ips_end_with_the_client_address(headers: dict[str, str], expected: list[str]) -> None:
     assert source_ips(Call("GET", "/", {}, headers, b"", ADMIN, source_ip="10.0.0.1")) == expected
+
+
+async def test_long_urls_count_in_the_buffer(
+    call: ServerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many requests with long URLs must not hold much memory while the file cannot be written."""
+    monkeypatch.setattr("tapestry.process.audit.MAX_BUFFERED_BYTES", 10_000)
+    audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
+    for _ in range(3):
+        await audited("GET", MAPS, uri=f"{MAPS}?x={'a' * 6_000}")
+    assert len(audited.events()) == 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from cryptography import x509
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tapestry.apiserver.access import client_certificates
+from tapestry.apiserver.access import client_certificates, openssl
 from tapestry.apiserver.access.authentication import Credentials, authenticate_certificate
 from tapestry.apiserver.access.certificates import (
     CertificateAuthority,
@@ -33,6 +34,7 @@ from tapestry.apiserver.serving.http_handler import PEER_CERTIFICATES, PeerCerti
 
 WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 Files = tuple[Path, Path]
+VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class CertificateServer:
 
 
 def other_authorities(folder: Path) -> list[CertificateAuthority]:
-    """Return the other accepted CAs; one has the same name as the CA of the server."""
+    """Return the other accepted CAs."""
     return [CertificateAuthority(folder / "other_cas"), CertificateAuthority(folder / "other_cas", "others")]
 
 
@@ -126,7 +128,7 @@ UNKNOWN: dict[str, CertificateSource] = {
 }
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("source", UNKNOWN.values(), ids=UNKNOWN)
 async def test_unknown_certificate_gets_401_unless_token_is_valid(
     server: CertificateServer, tmp_path: Path, source: CertificateSource, version: Any
@@ -156,7 +158,8 @@ async def test_handshake_names_client_cas(server: CertificateServer) -> None:
     command = ["openssl", "s_client", "-connect", f"{server.host}:{server.port}"]
     process = await asyncio.to_thread(subprocess.run, command, input=b"", capture_output=True, timeout=10, check=False)
     output = process.stdout.decode().partition("Acceptable client certificate CA names\n")[2]
-    assert output.splitlines()[:2] == ["CN = tapestry-ca", "CN = tapestry-others"]
+    names = [line.rpartition("-")[0] for line in output.splitlines()[:3]]
+    assert names == ["CN = tapestry-ca", "CN = tapestry-ca", "CN = tapestry-others"]
 
 
 async def test_certificate_that_expires_on_open_connection_is_rejected() -> None:
@@ -167,6 +170,22 @@ async def test_certificate_that_expires_on_open_connection_is_rejected() -> None
     assert verified_subject(tls, time.time() + 61) is None
 
 
+def test_servers_of_two_cas_are_verified_with_one_file(tmp_path: Path) -> None:
+    authorities = [CertificateAuthority(tmp_path / each) for each in ("a", "b")]
+    bundle = tmp_path / "both.crt"
+    bundle.write_text("".join(each.certificate_pem() for each in authorities))
+    certificates = [x509.load_pem_x509_certificate(each.certificate_file.read_bytes()) for each in authorities]
+    assert certificates[0].subject != certificates[1].subject
+    for each in authorities:
+        context = server_ssl_context(*each.server_certificate(["localhost"]), [bundle])
+        server_after_handshake(context, bundle, each.client_certificate("jane", []))
+
+
+def test_existing_ca_is_unchanged(tmp_path: Path) -> None:
+    before = CertificateAuthority(tmp_path).certificate_pem()
+    assert CertificateAuthority(tmp_path).certificate_pem() == before
+
+
 def test_other_contexts_stay_strict(tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
     files, clients = authority.server_certificate(["localhost"]), [authority.certificate_file]
@@ -174,10 +193,14 @@ def test_other_contexts_stay_strict(tmp_path: Path) -> None:
     request_client_certificates(lenient, clients)
     unknown = CertificateAuthority(tmp_path / "unknown").client_certificate("root", ["system:masters"])
     with pytest.raises(ssl.SSLError):
-        server_after_handshake(strict, authority, unknown)
-    assert not is_verified(server_after_handshake(lenient, authority, unknown))
-    assert is_verified(server_after_handshake(lenient, authority, authority.client_certificate("jane", [])))
-    assert is_verified(server_after_handshake(strict, authority, authority.client_certificate("jane", [])))
+        server_after_handshake(strict, authority.certificate_file, unknown)
+    assert not is_verified(server_after_handshake(lenient, authority.certificate_file, unknown))
+    assert is_verified(
+        server_after_handshake(lenient, authority.certificate_file, authority.client_certificate("jane", []))
+    )
+    assert is_verified(
+        server_after_handshake(strict, authority.certificate_file, authority.client_certificate("jane", []))
+    )
 
 
 def test_context_stays_strict_without_openssl(
@@ -185,25 +208,34 @@ def test_context_stays_strict_without_openssl(
 ) -> None:
     authority = CertificateAuthority(tmp_path)
     context = server_ssl_context(*authority.server_certificate(["localhost"]), [authority.certificate_file])
-    monkeypatch.setattr(client_certificates, "OPENSSL", None)
-    monkeypatch.setattr(client_certificates, "PERMISSIVE_CONTEXTS", set())
+    monkeypatch.setattr(openssl, "OPENSSL", None)
+    monkeypatch.setattr(client_certificates, "PERMISSIVE_CONTEXTS", WeakSet())
     request_client_certificates(context, [authority.certificate_file])
     assert "cannot connect" in caplog.text
     with pytest.raises(ssl.SSLError):
         server_after_handshake(
             context,
-            authority,
+            authority.certificate_file,
             CertificateAuthority(tmp_path / "unknown").client_certificate("root", ["system:masters"]),
         )
-    assert is_verified(server_after_handshake(context, authority, authority.client_certificate("jane", [])))
+    assert is_verified(
+        server_after_handshake(context, authority.certificate_file, authority.client_certificate("jane", []))
+    )
 
 
-def server_after_handshake(context: ssl.SSLContext, authority: CertificateAuthority, files: Files) -> ssl.SSLObject:
+def server_after_handshake(context: ssl.SSLContext, ca_file: Path, files: Files) -> ssl.SSLObject:
     """Return the server side of a connection after its handshake."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client_context = ssl.create_default_context(cafile=str(authority.certificate_file))
+    client_context = ssl.create_default_context(cafile=str(ca_file))
     client_context.load_cert_chain(*files)
-    client = client_context.wrap_bio(to_client, to_server, server_hostname="localhost")
+    return handshake(context, client_context)[0]
+
+
+def handshake(
+    context: ssl.SSLContext, client_context: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Return both sides of a connection after its handshake, in which the client offers the session."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server, server_hostname="localhost", session=session)
     server = context.wrap_bio(to_server, to_client, server_side=True)
     unfinished = [client, server]
     while unfinished:
@@ -213,7 +245,39 @@ def server_after_handshake(context: ssl.SSLContext, authority: CertificateAuthor
             except ssl.SSLWantReadError:
                 continue
             unfinished.remove(each)
-    return server
+    server.write(b"x")
+    client.read()  # also reads session tickets
+    return server, client
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_session_is_never_resumed(tmp_path: Path, version: ssl.TLSVersion) -> None:
+    authority = CertificateAuthority(tmp_path)
+    context = server_ssl_context(*authority.server_certificate(["localhost"]), [authority.certificate_file])
+    server = repeated_handshake(authority, context, version)
+    assert not server.session_reused
+    assert is_verified(server)
+
+
+def test_certificate_of_resumed_session_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openssl, "OPENSSL", None)
+    authority = CertificateAuthority(tmp_path)
+    context = server_ssl_context(*authority.server_certificate(["localhost"]), [authority.certificate_file])
+    server = repeated_handshake(authority, context, ssl.TLSVersion.TLSv1_2)
+    assert server.session_reused
+    assert server.getpeercert()
+    assert not is_verified(server)
+
+
+def repeated_handshake(
+    authority: CertificateAuthority, context: ssl.SSLContext, version: ssl.TLSVersion
+) -> ssl.SSLObject:
+    """Return the server side of the second connection of a client that offers the session of the first."""
+    client_context = ssl.create_default_context(cafile=str(authority.certificate_file))
+    client_context.load_cert_chain(*authority.client_certificate("jane", []))
+    client_context.maximum_version = version
+    _, first = handshake(context, client_context)
+    return handshake(context, client_context, first.session)[0]
 
 
 async def test_client_cas_are_published_in_configmap(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """OpenAPI and discovery documents, their ETags, and the version document."""
 
+import asyncio
 import gzip
 import re
+import zlib
+from collections.abc import Callable
 from hashlib import sha512
 from typing import Any
 
@@ -9,9 +12,15 @@ import msgspec
 import pytest
 
 from tapestry.apiserver.core.requests import Call, target_of
+from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
 from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.customresources.definitions import served_resources
+from tapestry.apiserver.documents import document_cache
+from tapestry.apiserver.documents.document_cache import IDLE_SECONDS, Document, DocumentCache
 from tapestry.apiserver.documents.openapi_v2 import v2_structural_schema
 from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, encode_document
+from tapestry.apiserver.serving.request_handler import RequestHandler
+from tapestry.controller.testing import run
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, ServerClient
@@ -210,6 +219,98 @@ async def test_openapi_is_compressed_if_accepted(call: ServerClient, accepted: s
     assert (response.headers.get("Content-Encoding") == "gzip") is compressed
     body = gzip.decompress(response.body) if compressed else response.body
     assert response.headers["ETag"] == f'"{sha512(body).hexdigest().upper()}"'
+
+
+@pytest.mark.parametrize("path", ["/api", "/apis"])
+async def test_discovery_is_formatted_and_never_compressed(call: ServerClient, path: str) -> None:
+    handler = RequestHandler(call.server, 60.0)
+    headers = {"accept-encoding": "gzip", "accept": AGGREGATED}
+    response = await handler.handle(Call("GET", path, {}, headers, b"", ADMIN))
+    assert isinstance(response, ApiResponse)
+    assert "Content-Encoding" not in response.headers
+    assert response.body.endswith(b"}\n")
+    assert msgspec.json.decode(response.body)["kind"] == "APIGroupDiscoveryList"
+
+
+@pytest.mark.parametrize("path", ["/openapi/v2", "/openapi/v3", "/openapi/v3/apis/apps/v1"])
+async def test_compressed_documents_are_sent_unchanged(call: ServerClient, path: str) -> None:
+    handler = RequestHandler(call.server, 60.0)
+    response = await handler.handle(Call("GET", path, {}, {"accept-encoding": "gzip"}, b"", ADMIN))
+    assert isinstance(response, ApiResponse)
+    assert response.headers["Content-Encoding"] == "gzip"
+    decompressor = zlib.decompressobj(wbits=31)
+    assert msgspec.json.decode(decompressor.decompress(response.body))
+    assert decompressor.eof
+    assert decompressor.unused_data == b""
+
+
+def new_registry(*definitions: Object) -> ResourceRegistry:
+    registry = ResourceRegistry(published_api().resources)
+    for each in definitions:
+        for info in served_resources(each):
+            registry.add(info)
+    return registry
+
+
+async def all_documents(cache: DocumentCache) -> list[Document]:
+    """The documents that are not recorded."""
+    discovery = [await cache.aggregated_discovery(legacy=legacy) for legacy in (True, False)]
+    return [*discovery, await cache.openapi_v3_index(), await cache.openapi_v2_protobuf()]
+
+
+async def test_servers_without_custom_resources_share_documents() -> None:
+    shared: dict[str, Document] = {}
+    first, second = DocumentCache(new_registry(), shared), DocumentCache(new_registry(), shared)
+    for one, other in zip(await all_documents(first), await all_documents(second), strict=True):
+        assert one is other
+
+
+async def test_documents_with_custom_resources_are_not_shared() -> None:
+    shared: dict[str, Document] = {}
+    registry = new_registry()
+    before = await all_documents(DocumentCache(registry, shared))
+    with_custom = DocumentCache(registry, shared)
+    for info in served_resources(definition_body()):
+        registry.add(info)
+    assert b"widgets" in gzip.decompress((await with_custom.aggregated_discovery(legacy=False)).body)
+    assert (await with_custom.openapi_v3_index()).etag != before[2].etag
+    assert await all_documents(DocumentCache(new_registry(), shared)) == before
+    with_custom.close()
+
+
+async def test_document_that_is_outdated_when_built_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: dict[str, Document] = {}
+    registry = new_registry()
+
+    async def define_meanwhile(_: int, make: Callable[[], Document]) -> Document:
+        for info in served_resources(definition_body()):
+            registry.add(info)
+        return make()
+
+    monkeypatch.setattr(document_cache, "run_if_large", define_meanwhile)
+    assert b"widgets" in gzip.decompress(
+        (await DocumentCache(registry, shared).aggregated_discovery(legacy=False)).body
+    )
+    assert shared == {}
+
+
+def test_documents_with_custom_resources_are_dropped_when_idle() -> None:
+    async def use_and_wait() -> None:
+        cache = DocumentCache(new_registry(definition_body()), {})
+        path = "apis/example.com/v1"
+        first, group = await all_documents(cache), await cache.openapi_v3(path)
+        for _ in range(3):  # each use counts
+            await asyncio.sleep(IDLE_SECONDS - 1)
+            assert await cache.openapi_v3(path) is group
+        assert all(one is other for one, other in zip(first, await all_documents(cache), strict=True))
+        await asyncio.sleep(IDLE_SECONDS + 1)
+        again = await all_documents(cache)
+        assert again == first
+        assert not any(one is other for one, other in zip(first, again, strict=True))
+        assert await cache.openapi_v3(path) is not group
+        cache.close()
+
+    run(use_and_wait())
 
 
 async def test_resources_with_same_storage_have_same_hash(call: ServerClient) -> None:

@@ -7,12 +7,21 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tapestry.apiserver.core import egress
-from tapestry.apiserver.core.egress import AddressNotAllowed, CheckedResolver, check_host, is_allowed
+from tapestry.apiserver.core.config import ApiServerConfig, Egress
+from tapestry.apiserver.core.egress import (
+    AddressNotAllowed,
+    EgressPolicy,
+    checked_session,
+    egress_policy,
+    embedded_address,
+    is_routable,
+)
 
 from . import hooks
 from .conftest import ServerClient
@@ -27,15 +36,15 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize("address", FORBIDDEN)
 def test_metadata_service_addresses_are_forbidden(address: str) -> None:
-    assert not is_allowed(ipaddress.ip_address(address))
+    assert not is_routable(embedded_address(ipaddress.ip_address(address)))
     with pytest.raises(AddressNotAllowed):
-        check_host(f"[{address}]" if ":" in address else address)
+        EgressPolicy().check_webhook(f"[{address}]" if ":" in address else address)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "8.8.8.8", "2001:4860::8888"])
 def test_other_addresses_are_allowed(address: str) -> None:
-    check_host(address)
-    check_host("hook.example.com")
+    EgressPolicy().check_webhook(address)
+    EgressPolicy().check_kubelet(address)
 
 
 class FixedResolver(AbstractResolver):
@@ -53,10 +62,58 @@ class FixedResolver(AbstractResolver):
         """Do nothing."""
 
 
-async def test_resolved_addresses_are_checked() -> None:
-    assert await CheckedResolver(FixedResolver("10.0.0.1")).resolve("a.example.com", 443)
+@pytest.mark.parametrize("name", ["a.example.com", "169.254.169.254"])
+async def test_address_is_checked_when_it_is_dialed(name: str) -> None:
+    """A name that resolves to a forbidden address is refused like the address itself."""
+    async with checked_session(EgressPolicy().check_webhook, FixedResolver("169.254.169.254")) as session:
+        with pytest.raises(aiohttp.ClientConnectorError) as failure:
+            await session.get(f"http://{name}:1/")
+    assert isinstance(failure.value.os_error, AddressNotAllowed)
+
+
+THIS_MACHINE = ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "64:ff9b:1::7f00:1"]
+STRICT = ApiServerConfig(
+    egress=Egress(strict=True, allowed_cidrs=["10.1.0.0/16"], denied_cidrs=["10.96.0.1/32", "10.1.9.0/24"]),
+    proxy_allowed_cidrs=["10.2.0.0/16"],
+    aggregation_allow_host=False,
+)
+
+
+@pytest.mark.parametrize("address", [*THIS_MACHINE, *FORBIDDEN, "10.96.0.1", "::ffff:10.96.0.1", "10.1.9.9"])
+@pytest.mark.parametrize("role", ["webhook", "api_server", "kubelet", "pod"])
+def test_strict_rule_denies_machine_and_denied_ranges(role: str, address: str) -> None:
     with pytest.raises(AddressNotAllowed):
-        await CheckedResolver(FixedResolver("169.254.169.254")).resolve("a.example.com", 443)
+        getattr(egress_policy(STRICT), f"check_{role}")(address)
+
+
+def test_strict_rule_denies_own_addresses_of_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(egress, "is_of_this_machine", lambda address: str(address) == "203.0.113.1")
+    for check in (egress_policy(STRICT).check_webhook, egress_policy(STRICT).check_api_server):
+        with pytest.raises(AddressNotAllowed):
+            check("203.0.113.1")
+        check("203.0.113.2")
+
+
+def test_strict_rule_allows_kubelets_and_pods_only_in_ranges() -> None:
+    policy = egress_policy(STRICT)
+    for check in (policy.check_kubelet, policy.check_pod):
+        check("10.1.0.5")
+        with pytest.raises(AddressNotAllowed):
+            check("203.0.113.2")
+    policy.check_pod("10.2.0.5")
+    with pytest.raises(AddressNotAllowed):
+        policy.check_kubelet("10.2.0.5")
+
+
+def test_ranges_can_be_allowed_in_strict_rule() -> None:
+    local = egress_policy(ApiServerConfig(egress=Egress(strict=True, allowed_cidrs=["127.0.0.0/8"])))
+    for check in (local.check_webhook, local.check_api_server, local.check_kubelet, local.check_pod):
+        check("127.0.0.1")
+
+
+def test_invalid_range_names_its_option() -> None:
+    with pytest.raises(ValueError, match=r"egress\.deniedCidrs: .*10\.0\.0\.1/8"):
+        egress_policy(ApiServerConfig(egress=Egress(denied_cidrs=["10.0.0.1/8"])))
 
 
 def configuration(client: Any, **fields: Any) -> Any:
@@ -163,7 +220,7 @@ async def test_session_stores_no_cookies() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with egress.checked_session() as session:
+        async with checked_session(EgressPolicy().check_webhook) as session:
             for _ in range(2):
                 async with session.get(f"http://localhost:{runner.addresses[0][1]}/"):
                     pass

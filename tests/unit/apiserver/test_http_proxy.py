@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 
 from tapestry.apiserver.core import egress
+from tapestry.apiserver.core.egress import EgressPolicy, parse_networks
 from tapestry.apiserver.core.requests import Target
 from tapestry.apiserver.subresources.html_links import LinkRewriter
 from tapestry.apiserver.subresources.proxy_locations import (
     ProxyLocation,
     ProxyLocations,
-    parse_networks,
     split_name,
 )
 from tapestry.kube.errors import BadRequest, NotFound, Unavailable
@@ -214,7 +214,11 @@ async def test_hanging_requests_count_as_sessions(streams: Streams) -> None:
 
 
 def locations(call: ServerClient, *ranges: str) -> ProxyLocations:
-    return ProxyLocations(call.server.verbs.store, Random(0), parse_networks(ranges, "proxyAllowedCidrs"))
+    return ProxyLocations(
+        call.server.verbs.store,
+        Random(0),
+        EgressPolicy(pods=parse_networks(ranges, "proxyAllowedCidrs")).check_pod,
+    )
 
 
 def target(call: ServerClient, name: str, resource: Any = POD_RESOURCE) -> Target:
@@ -253,7 +257,7 @@ async def test_forbidden_addresses_are_not_called(call: ServerClient, address: s
 
 
 async def test_address_of_this_machine_is_not_called(call: ServerClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(egress, "belongs_to_this_machine", lambda address: str(address) == "203.0.113.1")
+    monkeypatch.setattr(egress, "is_of_this_machine", lambda address: str(address) == "203.0.113.1")
     await call.made(PODS, pod_body("web"))
     await set_address(call, "web", "203.0.113.1")
     with pytest.raises(BadRequest):

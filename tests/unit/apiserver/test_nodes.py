@@ -1,6 +1,7 @@
 """The Node authorizer and NodeRestriction: a kubelet can only use objects of its own node."""
 
 import base64
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -506,7 +507,7 @@ class CountingStore(LocalStore):
     """A store of pods that counts reads."""
 
     def __init__(self) -> None:
-        super().__init__(MemoryLog())
+        super().__init__(MemoryLog(), ThreadPoolExecutor(1))
         self.reads = 0
 
     def get(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 
 from tapestry.apiserver import bootstrap
 from tapestry.apiserver.access.bootstrap_roles import bootstrap_objects, reconciled_object
-from tapestry.apiserver.access.rbac import PolicyRule, matches_path, uncovered_rules
+from tapestry.apiserver.access.rbac import PolicyRule, RbacAuthorizer, matches_path, uncovered_rules
+from tapestry.apiserver.assembly import ServerThreads, open_server
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import User
 from tapestry.kube.objects import Object
 
@@ -124,8 +128,32 @@ async def test_two_servers_can_start_concurrently(call: ServerClient) -> None:
 
 
 def test_expected_object_is_reconciled_to_itself() -> None:
-    for _, obj in bootstrap_objects():
+    for obj in bootstrap_objects().values():
         assert reconciled_object(obj, obj) is obj
+
+
+async def test_parsed_bootstrap_objects_are_shared(tmp_path: Path) -> None:
+    with closing(ServerThreads()) as threads:
+        indexes = []
+        for name in ("a", "b"):
+            config = ApiServerConfig(backend="memory", file_rootpath=str(tmp_path / name))
+            async with open_server(config, threads) as opened:
+                assert isinstance(opened.server.authorize, RbacAuthorizer)
+                indexes.append(opened.server.authorize.roles)
+        for name in ("admin", "view", "system:discovery"):
+            assert indexes[0].rules("", name) is indexes[1].rules("", name) is not None
+        user = User("someone", ("system:authenticated",))
+        one, other = (list(each.grants(user, "")) for each in indexes)
+        assert one
+        assert all(first is second for first, second in zip(one, other, strict=True))
+
+
+async def test_changed_bootstrap_role_has_its_own_rules(call: ServerClient) -> None:
+    _, role = await call("GET", f"{ROLES}/view")
+    await call("PUT", f"{ROLES}/view", {**role, "rules": [new_rule("get", "widgets")]})
+    assert isinstance(call.server.authorize, RbacAuthorizer)
+    rules = call.server.authorize.roles.rules("", "view") or ()
+    assert [(each.verbs, each.resources) for each in rules] == [(("get",), ("widgets",))]
 
 
 # -- escalation

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.app import build_inflight_limiter, build_request_handler
+from tapestry.apiserver.assembly import build_limiters, build_request_handler
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import Call, Target, User
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.store import StorageError
-from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.health import HealthHandlers, ping
 from tapestry.apiserver.serving.request_handler import RequestHandler, timeout_of
 from tapestry.apiserver.storage.local_store import LocalStore
@@ -50,9 +49,7 @@ class HandlerClient:
 @pytest.fixture
 def client(call: ServerClient) -> HandlerClient:
     config = ApiServerConfig(backend="memory")
-    return HandlerClient(
-        build_request_handler(config, call.server, call.accounts, build_inflight_limiter(config), ConnectionLimiter())
-    )
+    return HandlerClient(build_request_handler(config, call.server, call.accounts, build_limiters(config)))
 
 
 def text(response: ApiResponse) -> tuple[int, str]:

@@ -5,6 +5,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_serv
 from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, InflightLimiter
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.serving.uploads import UploadBudget
+from tapestry.kube.errors import TooManyRequests
 from tapestry.process.audit import AuditLog
 
 from .conftest import ServerClient
@@ -274,6 +276,40 @@ async def test_idle_connections_are_closed_for_newer_ones(call: ServerClient, da
         assert limiter.counts == {"authenticated": 2, "unauthenticated": 49}
 
 
+@dataclass(eq=False)
+class CountedConnection:
+    """A connection without a socket."""
+
+    peer: str = "10.0.0.1"
+    owner: str = ""
+    limiter: ConnectionLimiter | None = None
+    is_idle: bool = True
+    is_closed: bool = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+
+def test_connection_counts_at_server_of_its_last_request() -> None:
+    listener, first, second = ConnectionLimiter(), ConnectionLimiter(max_per_user=1), ConnectionLimiter(max_per_user=1)
+    connection, other = CountedConnection(is_idle=False), CountedConnection()
+    for each in (connection, other):
+        listener.add(each)
+    first.assign(connection, "admin")
+    with pytest.raises(TooManyRequests):
+        first.assign(other, "admin")
+    second.assign(connection, "admin")  # another user with the same name
+    assert [each.counts["authenticated"] for each in (listener, first, second)] == [0, 0, 1]
+    first.assign(other, "admin")
+    assert connection.limiter is second
+    second.remove(connection)
+    first.close_authenticated()
+    assert (other.is_closed, connection.is_closed) == (True, False)
+    assert [sum(each.counts.values()) for each in (listener, first, second)] == [0, 0, 0]
+
+
 def loops() -> Any:
     return [pytest.param(asyncio.new_event_loop, id="asyncio"), pytest.param(uvloop.new_event_loop, id="uvloop")]
 
@@ -418,6 +454,7 @@ class FakeConnection:
 
     def __init__(self, peer: str, is_idle: bool = True) -> None:
         self.peer, self.owner, self.is_idle, self.is_closed = peer, "", is_idle, False
+        self.limiter: ConnectionLimiter | None = None
 
     def abort(self) -> None:
         self.is_closed = True

@@ -289,6 +289,19 @@ async def test_idle_watch_sends_bookmark_before_its_end(call: ServerClient) -> N
     assert int(events[0]["object"]["metadata"]["resourceVersion"]) > before
 
 
+@pytest.mark.parametrize("bookmarks", ["true", "false"])
+async def test_watch_ends_with_bookmark_when_store_finishes(call: ServerClient, bookmarks: str) -> None:
+    watch = await call.answer("GET", MAPS, watch="1", resourceVersion="0", allowWatchBookmarks=bookmarks)
+    assert isinstance(watch, WatchResponse)
+    await call.made(MAPS, new_map("last"))
+    store = call.server.verbs.store
+    await store.finish()
+    events = [msgspec.json.decode(line) async for chunk in watch.chunks() for line in chunk.splitlines()]
+    assert [each["type"] for each in events[-2:]] == (["ADDED", "BOOKMARK"] if bookmarks == "true" else ["ADDED"])
+    if bookmarks == "true":
+        assert events[-1]["object"]["metadata"]["resourceVersion"] == str(store.revision)
+
+
 async def keep_busy(call: ServerClient) -> None:
     """Change an object continuously."""
     await call.made(MAPS, new_map("busy"))

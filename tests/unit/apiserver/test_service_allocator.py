@@ -3,17 +3,22 @@
 import asyncio
 import ipaddress
 import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tapestry.apiserver import kubernetes_service
+from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.service_allocator import (
     ServiceAllocator,
     allocated_values,
     drop_type_dependent_fields,
     patch_allocated_values,
 )
+from tapestry.apiserver.storage.local_store import LocalStore
+from tapestry.apiserver.storage.log import Entry, MemoryLog
 from tapestry.kube.objects import Object
 
 from .conftest import ServerClient
@@ -117,10 +122,22 @@ async def test_dry_run_allocates_nothing(call: ServerClient) -> None:
         assert status == 201, result
 
 
+class FullLog(MemoryLog):
+    """A log that has the objects of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def load(self) -> tuple[int, Iterator[Entry]]:
+        versions = (each for resource in self.store.resources() for each in self.store.list_objects(resource))
+        return self.store.revision, (Entry(each.revision, each.key, each.raw) for each in versions)
+
+
 async def test_allocations_are_loaded_after_restart(call: ServerClient) -> None:
     created = await call.made(SERVICES, new_service(type="NodePort"))
-    again = ServiceAllocator(call.server.verbs.store, RANGE, random.Random(1))
-    again.load()
+    store = LocalStore(FullLog(call.server.verbs.store), ThreadPoolExecutor(1))
+    again = ServiceAllocator(store, RANGE, random.Random(1))
+    await store.load()
     assert not any(again.is_free(value) for value in allocated_values(created))
 
 

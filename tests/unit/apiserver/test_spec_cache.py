@@ -1,11 +1,15 @@
 """Interning and memoization of object parts."""
 
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from tapestry.apiserver.assembly import ServerThreads, open_server
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.spec_cache import (
     MAX_ENTRIES,
@@ -252,3 +256,13 @@ async def test_collection_is_served_while_it_is_registered(call: ServerClient) -
         assert (await call("GET", collection))[0] == 200
     call.server.registry.remove("example.com", "widgets")
     assert (await call("GET", collection))[0] == 404
+
+
+async def test_cache_is_cleared_when_its_server_closes(tmp_path: Path) -> None:
+    cache = SpecCache()
+    config = ApiServerConfig(backend="memory", file_rootpath=str(tmp_path))
+    with closing(ServerThreads()) as threads:
+        async with open_server(config, threads, spec_cache=cache):
+            first = interner(cache)(b"a")
+            assert interner(cache)(b"a") is first
+    assert interner(cache)(b"a") is not first

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -283,9 +284,8 @@ def test_file_without_usable_key_is_rejected(tmp_path: Path, content: bytes | st
 async def test_tokens_are_for_server_audiences_by_default(call: ServerClient, tmp_path: Path) -> None:
     account = await call.made("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "robot"}})
     store, now = call.server.verbs.store, call.accounts.now
-    accounts = ServiceAccountTokens(
-        store, load_token_keys(tmp_path / "other"), "https://here", now, ("api", "https://api")
-    )
+    load_keys = partial(load_token_keys, tmp_path / "other")
+    accounts = ServiceAccountTokens(store, load_keys, "https://here", now, ("api", "https://api"))
     for audiences, is_own in (([], True), (["api"], True), (["vault"], False)):
         token = accounts.issue_token(account, {"audiences": audiences}, None)["token"]
         assert (accounts(Credentials(bearer_token=token)) is not None) is is_own

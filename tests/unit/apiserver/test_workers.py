@@ -1,15 +1,17 @@
 """Large work runs in the worker thread, does not block other requests, and ends with its request."""
 
 import asyncio
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from tapestry.apiserver.app import build_connection_limiter, build_inflight_limiter, build_request_handler
+from tapestry.apiserver.assembly import build_limiters, build_request_handler
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import Call, User
 from tapestry.apiserver.core.responses import ApiResponse
@@ -22,10 +24,12 @@ from tapestry.apiserver.core.workers import (
     reserve_memory,
     run_if_large,
 )
+from tapestry.apiserver.handlers import selections, verbs, views, watches
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.request_handler import RequestHandler
-from tapestry.kube.budget import CURRENT_BUDGET, SLICE_UNITS, DeadlineExceeded, charge, checkpoint
+from tapestry.kube.budget import CURRENT_BUDGET, MAX_UNITS, SLICE_UNITS, DeadlineExceeded, charge, checkpoint
 from tapestry.kube.objects import Object
+from tapestry.process.work_meter import CURRENT_METER, WorkMeter
 
 from .conftest import ADMIN, ServerClient
 
@@ -35,6 +39,7 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 TENANT = User("mallory", ("system:authenticated",))
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 JSON, JSON_PATCH = "application/json", "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
 
 
 @pytest.fixture
@@ -47,9 +52,7 @@ def worker() -> Iterator[Worker]:
 @pytest.fixture
 def client(call: ServerClient, worker: Worker) -> "HandlerClient":
     config = ApiServerConfig(backend="memory")
-    handler = build_request_handler(
-        config, call.server, call.accounts, build_inflight_limiter(config), build_connection_limiter(config)
-    )
+    handler = build_request_handler(config, call.server, call.accounts, build_limiters(config))
     return HandlerClient(RequestHandler(handler.server, handler.timeout, worker=worker))
 
 
@@ -278,3 +281,86 @@ async def test_large_body_with_duplicate_field_is_answered(client: HandlerClient
     assert 'duplicate field "data.a"' in warned.headers["Warning"].replace("\\", "")
     strict = await client("POST", f"{HERE}/configmaps", text.replace(b"%s", b"strict"), fieldValidation="Strict")
     assert strict.status == 400
+
+
+# -- large stored objects
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
+    """Threads that have called the functions that decode stored objects, for the object called large."""
+    result: dict[str, set[int]] = {}
+
+    def record(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*arguments: Any) -> Any:
+            if "'large'" in repr(arguments) or '"large"' in repr(arguments):
+                result.setdefault(name, set()).add(threading.get_ident())
+            return function(*arguments)
+
+        return recorded
+
+    monkeypatch.setattr(verbs, "DECODER", SimpleNamespace(decode=record("verbs", verbs.DECODER.decode)))
+    for module, name in ((selections, "field_text"), (views, "encode_object"), (watches, "last_matching_object")):
+        monkeypatch.setattr(module, name, record(name, getattr(module, name)))
+    return result
+
+
+async def test_large_object_is_decoded_in_the_thread(client: HandlerClient, threads: dict[str, set[int]]) -> None:
+    large = {"metadata": {"name": "large", "labels": {"a": "b"}}, "data": {"a": "x" * 1_000_000}}
+    assert (await client("POST", f"{HERE}/configmaps", large)).status == 201
+    responses = []
+    for query in ({"accept": TABLE}, {"labelSelector": "a=b"}, {"fieldSelector": "metadata.name!=x"}):
+        headers = {"accept": query.pop("accept", JSON)}
+        call = Call("GET", f"{HERE}/configmaps", {"watch": "1", "resourceVersion": "", **query}, headers, b"", ADMIN)
+        response = await client.handler.handle(call)
+        assert isinstance(response, WatchResponse)
+        responses.append(response)
+    streams = [each.chunks() for each in responses]
+    for stream in streams:
+        while b"large" not in await anext(stream):
+            pass
+    assert (await client("POST", f"{HERE}/configmaps", large)).status == 409
+    assert await found_names(client, fieldSelector="metadata.namespace!=x") == ["large"]
+    assert await found_names(client, fieldSelector="metadata.namespace=x") == []
+    patch = {"metadata": {"labels": {"a": "c"}}}
+    assert (await client("PATCH", f"{HERE}/configmaps/large", patch, kind=MERGE_PATCH)).status == 200
+    for stream in streams:
+        assert b"large" in await anext(stream)
+        await stream.aclose()
+    assert (await client("DELETE", f"{HERE}/configmaps/large")).status == 200
+    assert set(threads) == {"verbs", "field_text", "encode_object", "last_matching_object"}
+    assert not [name for name, found in threads.items() if threading.get_ident() in found]
+
+
+async def found_names(client: HandlerClient, **query: str) -> list[str]:
+    found = msgspec.json.decode((await client("GET", f"{HERE}/configmaps", **query)).body)
+    return [each["metadata"]["name"] for each in found["items"]]
+
+
+# -- servers that share threads
+
+
+async def test_long_work_of_one_server_does_not_block_another() -> None:
+    worker, release = Worker(2), threading.Event()
+    first, second, interval = worker.share("a"), worker.share("b"), sys.getswitchinterval()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(5):
+            group.create_task(first.run("root", release.wait))
+        await asyncio.sleep(0)
+        assert await second.run("root", lambda: 7) == 7
+        release.set()
+    worker.close()
+    assert sys.getswitchinterval() == interval
+
+
+async def test_request_of_a_server_that_shares_threads_may_use_less_work(worker: Worker) -> None:
+    assert RequestBudget(worker, "a").remaining == MAX_UNITS
+    assert 0 < RequestBudget(worker.share("a"), "a").remaining < MAX_UNITS
+
+
+async def test_time_in_thread_is_measured(worker: Worker) -> None:
+    meter = WorkMeter()
+    token = CURRENT_METER.set(meter)
+    await worker.run("a", lambda: sum(range(100_000)))
+    CURRENT_METER.reset(token)
+    assert meter.thread_ns > 0

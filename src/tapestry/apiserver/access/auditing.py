@@ -72,9 +72,11 @@ class AuditContext:
         if stage in self.rule.omit_stages:
             return
         event = self.event(stage, response)
-        size = self.request_body.size + len(response.body) if response is not None else 0
+        size = len(self.call.uri)
+        if response is not None and LEVELS.index(self.rule.level) >= REQUEST_LEVEL:
+            size += self.request_body.size + len(response.body)
         AUDIT_EVENTS.inc()
-        self.auditor.log_file.record(event, size if LEVELS.index(self.rule.level) >= REQUEST_LEVEL else 0)
+        self.auditor.log_file.record(event, size)
 
     def event(self, stage: Stage, response: ApiResponse | None) -> Object:
         call, target = self.call, self.attributes.target

@@ -39,7 +39,8 @@ class Credentials(msgspec.Struct, frozen=True):
 
     bearer_token: str = ""
     certificate: Mapping[str, Sequence[str]] = EMPTY_MAPPING
-    """Subject of a verified client certificate (`commonName`, `organizationName`), and its digest as `sha256`."""
+    """Subject of a verified client certificate (`commonName`, `organizationName`), its digest as `sha256`, its
+    `serialNumber` in hexadecimal, `notBefore` in Unix time, and the digests of its `chain` up to the CA."""
     has_unknown_certificate: bool = False
     """True if there is an unverified certificate. It is ignored, but its owner is not anonymous."""
     peer: str = ""
@@ -65,7 +66,8 @@ class UnionAuthenticator:
             user = authenticator(credentials)
             if user is not None:
                 return user if AUTHENTICATED in user.groups else replace(user, groups=(*user.groups, AUTHENTICATED))
-        if credentials.bearer_token or credentials.has_unknown_certificate or not self.allow_anonymous:
+        has_certificate = credentials.has_unknown_certificate or "commonName" in credentials.certificate
+        if credentials.bearer_token or has_certificate or not self.allow_anonymous:
             raise api_errors.unauthorized()
         return ANONYMOUS_USER
 
@@ -76,11 +78,8 @@ class UnionAuthenticator:
 
 
 def authenticate_certificate(credentials: Credentials) -> User | None:
-    """Return the user of a client certificate: its last common name, as in Kubernetes, with its organizations as
-    groups.
-
-    TLS has verified the certificate.
-    """
+    """Return the user of a verified client certificate: its last common name, as in Kubernetes, with its organizations
+    as groups."""
     certificate = credentials.certificate
     names = certificate.get("commonName", ())
     if not names:

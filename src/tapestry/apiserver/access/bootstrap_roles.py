@@ -5,32 +5,65 @@ Each start adds missing rules, subjects and labels. Additions by users are kept,
 """
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.access.rbac import GROUP, PolicyRule, rules_of, uncovered_rules
-from tapestry.apiserver.core.store import Store
-from tapestry.kube.objects import Object, annotations_of, labels_of
+from tapestry.apiserver.access.rbac import GROUP, ParsedObjects, PolicyRule, rules_of, uncovered_rules
+from tapestry.apiserver.access.role_aggregation import aggregated_rules
+from tapestry.apiserver.core.store import Key, Store
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of
 
 DATA_FILE = "roles.json.gz"
+CLUSTER_ROLES = f"clusterroles.{GROUP}"
 BOOTSTRAP_CHECK = "poststarthook/rbac/bootstrap-roles"
 """Name of the health check, as in Kubernetes."""
 AUTOUPDATE_ANNOTATION = "rbac.authorization.kubernetes.io/autoupdate"
 
 
-def bootstrap_objects() -> Iterator[tuple[str, Object]]:
-    """Yield all bootstrap objects with the plural of their kind."""
+@cache
+def bootstrap_objects() -> Mapping[Key, Object]:
+    """Return all bootstrap objects, which the servers of a process share.
+
+    Aggregated roles have no rules.
+    """
     raw = gzip.decompress(resources.files("tapestry.apiserver").joinpath("data", DATA_FILE).read_bytes())
     data = msgspec.json.decode(raw)
-    common = data["common"]
+    common, result = data["common"], {}
     for plural, objects in data["objects"].items():
         for obj in objects:
             metadata = obj["metadata"]
             added = {field: {**values, **metadata.get(field, {})} for field, values in common.items()}
-            yield plural, {**obj, "metadata": {**metadata, **added}}
+            key = Key(f"{plural}.{GROUP}", metadata.get("namespace", ""), metadata["name"])
+            result[key] = {**obj, "metadata": {**metadata, **added}}
+    return result
+
+
+@cache
+def initial_objects() -> Mapping[Key, Object]:
+    """Return the bootstrap objects as they are created: aggregated roles have their rules."""
+    result = dict(bootstrap_objects())
+    is_complete = False
+    while not is_complete:  # an aggregated role may be part of another one
+        is_complete = True
+        roles = [each for key, each in result.items() if key.resource == CLUSTER_ROLES]
+        for role in roles:
+            if "aggregationRule" in role and (rules := aggregated_rules(role, roles)) != role.get("rules"):
+                result[Key(CLUSTER_ROLES, "", name_of(role))] = {**role, "rules": rules}
+                is_complete = False
+    return result
+
+
+@cache
+def parsed_bootstrap_objects() -> ParsedObjects:
+    """Return the rules and grants of all bootstrap objects as they are created."""
+    parsed = ParsedObjects()
+    for key, obj in initial_objects().items():
+        parsed.add(key, msgspec.json.encode(obj))
+    return parsed
 
 
 def reconciled_object(existing: Object, desired: Object) -> Object | None:
@@ -81,4 +114,4 @@ def rule_object(rule: PolicyRule) -> Object:
 
 async def check_bootstrap_roles(store: Store) -> str | None:
     """Return an error message for the health check until the roles are installed."""
-    return None if store.count(f"clusterroles.{GROUP}") else "the roles are not installed yet"
+    return None if store.count(CLUSTER_ROLES) else "the roles are not installed yet"

@@ -1,6 +1,7 @@
 """Certificate authority of the server, and the serving and admin certificates that it issues."""
 
 import ipaddress
+import secrets
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +9,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tapestry.apiserver.access.openssl import disable_sessions
 
 SIGNING_KEYS = (
     ec.EllipticCurvePrivateKey,
@@ -32,7 +36,10 @@ CLOCK_SKEW = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class CertificateAuthority:
-    """A CA with key and certificate in a folder; created on first use."""
+    """A CA with key and certificate in a folder; created on first use.
+
+    Further certificates in its file are trusted too. They are CAs that were replaced recently.
+    """
 
     folder: Path
     name: str = "ca"
@@ -43,23 +50,29 @@ class CertificateAuthority:
         return self.folder / f"{self.name}.crt"
 
     def certificate_pem(self) -> str:
+        """Return all trusted certificates, its own first."""
         self._ensure()
         return self.certificate_file.read_text()
 
+    def certificates(self) -> list[x509.Certificate]:
+        """Return all trusted certificates, its own first."""
+        return x509.load_pem_x509_certificates(self.certificate_pem().encode())
+
     def server_certificate(self, names: Sequence[str]) -> tuple[Path, Path]:
-        """Return the certificate and key files for these host names and addresses; issue them if needed."""
-        self._ensure()
+        """Return the certificate and key files for these host names and addresses; issue them if needed.
+
+        A certificate of a CA that was replaced is kept while that CA is trusted, for clients that know only that CA.
+        """
         files = self.folder / "apiserver.crt", self.folder / "apiserver.key"
-        if not is_current_for(files[0], names):
+        if not is_current_for(files[0], names, self._issuers()):
             alternatives = x509.SubjectAlternativeName([alternative_name(each) for each in names])
             self._issue(files, subject_name("tapestry-apiserver"), [alternatives], ExtendedKeyUsageOID.SERVER_AUTH)
         return files
 
     def client_certificate(self, name: str, groups: Sequence[str]) -> tuple[Path, Path]:
         """Return the certificate and key files of a client; issue them if needed."""
-        self._ensure()
         files = self.folder / f"{name}.crt", self.folder / f"{name}.key"
-        if not is_current_for(files[0], ()):
+        if not is_current_for(files[0], (), self._issuers()[:1]):
             self._issue(files, subject_name(name, groups), [], ExtendedKeyUsageOID.CLIENT_AUTH)
         return files
 
@@ -85,13 +98,19 @@ class CertificateAuthority:
             raise ValueError(f"{self.key_file}: this is not the key of {self.certificate_file}")
         return certificate, key
 
+    def _issuers(self) -> list[x509.Certificate]:
+        """Return the CAs one of which must have issued a certificate; empty if another program manages the CA."""
+        certificates = self.certificates()
+        return certificates if self.key_file.exists() else []
+
     def _ensure(self) -> None:
         key_file = self.key_file
         if self.certificate_file.exists():
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         key = ec.generate_private_key(ec.SECP256R1())
-        name, now = subject_name(f"tapestry-{self.name}"), datetime.now(UTC)
+        # its own subject, so that clients with several CAs in one file find the right one
+        name, now = subject_name(f"tapestry-{self.name}-{secrets.token_hex(4)}"), datetime.now(UTC)
         builder = self._builder(name, name, key.public_key(), now, CA_LIFETIME)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(key_usage("key_cert_sign", "crl_sign", "digital_signature"), critical=True)
@@ -169,12 +188,14 @@ def alternative_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def is_current_for(path: Path, names: Sequence[str]) -> bool:
-    """Return whether a certificate exists, is not about to expire, and has these names."""
+def is_current_for(path: Path, names: Sequence[str], issuers: Sequence[x509.Certificate]) -> bool:
+    """Return whether a certificate exists, is not about to expire, has these names, and has one of these issuers."""
     if not path.exists():
         return False
     certificate = x509.load_pem_x509_certificate(path.read_bytes())
     if certificate.not_valid_after_utc - datetime.now(UTC) < RENEW_BEFORE:
+        return False
+    if issuers and not any(is_issued_by(certificate, each) for each in issuers):
         return False
     if not names:
         return True
@@ -182,7 +203,19 @@ def is_current_for(path: Path, names: Sequence[str]) -> bool:
     return {alternative_name(each) for each in names} <= set(present)
 
 
-def private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):  # another name, another type of key, or another key
+        return False
+    return True
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def private_key_pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -201,7 +234,7 @@ def server_ssl_context(certificate: Path, key: Path, client_cas: Sequence[Path])
     """Return the TLS context of a listener; client certificates are optional."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.num_tickets = 0  # API clients do not resume sessions
+    disable_sessions(context)
     context.load_cert_chain(certificate, key)
     for ca_file in client_cas:
         context.load_verify_locations(ca_file)

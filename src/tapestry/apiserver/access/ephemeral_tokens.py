@@ -5,10 +5,8 @@ reloads the file when it changes. A token is `tapestry.ID.SECRET`. The ID is not
 takes it.
 """
 
-import fcntl
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ import msgspec
 
 from tapestry.apiserver.access.authentication import CREDENTIAL_ID, Credentials
 from tapestry.apiserver.access.reloading_file import ReloadingFile
+from tapestry.apiserver.core.private_files import lock_file, replace_file
 from tapestry.apiserver.core.requests import User
 
 TOKENS_FILE = "tokens.json"
@@ -59,27 +58,13 @@ def edit_tokens(folder: Path, now: datetime) -> Iterator[Tokens]:
 
     A lock file serializes changes between processes. Expired tokens are removed.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / TOKENS_FILE
-    with open(folder / f".{TOKENS_FILE}.lock", "w") as lock:
-        os.chmod(lock.fileno(), 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock_file(path):
         before = load_tokens(path)
         tokens = {id: each for id, each in before.items() if each.expires > now}
         yield tokens
         if tokens != before:
-            write_tokens(path, tokens)
-
-
-def write_tokens(path: Path, tokens: Tokens) -> None:
-    """Replace the file atomically."""
-    temporary = path.with_name(f".{path.name}.new")
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(file, "wb") as stream:
-        stream.write(msgspec.json.format(msgspec.json.encode(list(tokens.values())), indent=1) + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.rename(path)
+            replace_file(path, msgspec.json.format(msgspec.json.encode(list(tokens.values())), indent=1) + b"\n")
 
 
 def create_token(folder: Path, user: str, groups: tuple[str, ...], ttl: timedelta, now: datetime) -> tuple[Token, str]:
@@ -124,7 +109,7 @@ class EphemeralTokenAuthenticator:
         if not credentials.bearer_token.startswith(TOKEN_PREFIX):
             return None
         id, _, secret = credentials.bearer_token.removeprefix(TOKEN_PREFIX).partition(".")
-        token = self.tokens().get(id)
+        token = self.tokens().get(id) or self.tokens.latest().get(id)
         if token is None or not hmac.compare_digest(token.hash, secret_hash(secret)) or token.expires <= self.now():
             return None
         return User(token.user, token.groups, extra={CREDENTIAL_ID: (f"TOKEN={id}",)})

@@ -7,8 +7,9 @@ on the content of a write: a node may update any Node here, but only its own the
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
-from tapestry.apiserver.access.bootstrap_roles import bootstrap_objects
+from tapestry.apiserver.access.bootstrap_roles import CLUSTER_ROLES, bootstrap_objects
 from tapestry.apiserver.access.node_graph import NodeGraph
 from tapestry.apiserver.access.rbac import PolicyRule, rules_of
 from tapestry.apiserver.core.references import (
@@ -28,6 +29,7 @@ from tapestry.apiserver.core.references import (
     node_name_of_user,
 )
 from tapestry.apiserver.core.requests import Attributes, Target
+from tapestry.apiserver.core.store import Key
 from tapestry.kube.selectors import SelectorError, parse_field_selector
 
 NODE_ROLE = "system:node"
@@ -36,12 +38,10 @@ OWN_OBJECT_VERBS = ("get", "create", "update", "patch", "delete")
 STATUS_VERBS = ("update", "patch")
 
 
+@cache
 def node_rules() -> tuple[PolicyRule, ...]:
     """Return the rules of the ClusterRole `system:node`, which apply to all nodes."""
-    roles = (
-        obj for plural, obj in bootstrap_objects() if plural == "clusterroles" and obj["metadata"]["name"] == NODE_ROLE
-    )
-    return rules_of(next(roles))
+    return rules_of(bootstrap_objects()[Key(CLUSTER_ROLES, "", NODE_ROLE)])
 
 
 def selects_only(field_selector: str, field: str, value: str) -> bool:

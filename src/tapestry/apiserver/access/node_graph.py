@@ -76,7 +76,6 @@ class NodeGraph:
         self._pending_keys: dict[Key, None] = {}
         for resource in (*REFERENCE_READERS, VOLUMES):
             store.on_change(resource, self._on_change)
-            self._pending_keys.update((version.key, None) for version in store.list_objects(resource))
 
     def reaches(self, node: str, reference: Reference) -> bool:
         """Return whether a pod or volume of the node refers to that object."""

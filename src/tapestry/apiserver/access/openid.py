@@ -29,7 +29,7 @@ class OpenIdHandlers:
         if call.path != CONFIGURATION_PATH:
             raise api_errors.path_not_found()
         issuer = self.account_tokens.issuer
-        algorithms = sorted({key["alg"] for key in self.account_tokens.keys.jwks})
+        algorithms = sorted({key["alg"] for key in self.account_tokens.keys().jwks})
         result = {
             "issuer": issuer,
             "jwks_uri": f"{issuer.rstrip('/')}{JWKS_PATH}",
@@ -43,5 +43,5 @@ class OpenIdHandlers:
     async def keys(self, call: Call) -> ApiResponse:
         if call.path != JWKS_PATH:
             raise api_errors.path_not_found()
-        body = msgspec.json.encode({"keys": self.account_tokens.keys.jwks})
+        body = msgspec.json.encode({"keys": self.account_tokens.keys().jwks})
         return ApiResponse(200, body, "application/jwk-set+json", HEADERS)

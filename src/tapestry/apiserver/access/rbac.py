@@ -6,7 +6,7 @@ namespace, so that the number of other users does not matter.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from tapestry.kube.objects import Object, name_of
 GROUP = "rbac.authorization.k8s.io"
 RBAC_PLURALS = ("clusterroles", "clusterrolebindings", "roles", "rolebindings")
 SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
+FIELDS_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 LONG_TUPLE_LENGTH = 16
 """Number of values from which a rule field uses a set for lookups."""
 
@@ -82,17 +83,48 @@ GrantKey = tuple[str, str, str]
 """Kind and name of the subject, and the namespace of the binding; empty for the whole cluster."""
 
 
+@dataclass(frozen=True)
+class ParsedObjects:
+    """Parsed roles and bindings by their key and content, which all indexes with the same objects share."""
+
+    rules: dict[tuple[Key, bytes], tuple[PolicyRule, ...]] = field(default_factory=dict)
+    grants: dict[tuple[Key, bytes], Sequence[tuple[GrantKey, Grant]]] = field(default_factory=dict)
+
+    def add(self, key: Key, raw: bytes) -> None:
+        if is_binding(key):
+            self.grants[key, binding_content(raw)] = self.parse_grants(key, raw)
+        else:
+            self.rules[key, role_content(raw)] = self.parse_rules(key, raw)
+
+    def parse_rules(self, key: Key, raw: bytes) -> tuple[PolicyRule, ...]:
+        known = self.rules.get((key, role_content(raw)))
+        return known if known is not None else rules_of(msgspec.json.decode(raw))
+
+    def parse_grants(self, key: Key, raw: bytes) -> Sequence[tuple[GrantKey, Grant]]:
+        known = self.grants.get((key, binding_content(raw)))
+        return known if known is not None else tuple(grants_of(msgspec.json.decode(raw)))
+
+
+def role_content(raw: bytes) -> bytes:
+    """Return the encoded fields of a role that are parsed."""
+    return bytes(FIELDS_DECODER.decode(raw).get("rules", b""))
+
+
+def binding_content(raw: bytes) -> bytes:
+    """Return the encoded fields of a binding that are parsed, except those in its key."""
+    fields = FIELDS_DECODER.decode(raw)
+    return b"\n".join((fields["roleRef"], fields.get("subjects", b"")))
+
+
 class RoleIndex:
     """Index of roles and bindings. The cost of an update depends only on the changed object."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, parsed: ParsedObjects) -> None:
+        self._parsed = parsed
         self._rules: dict[tuple[str, str], tuple[PolicyRule, ...]] = {}
         self._grants: dict[GrantKey, dict[Key, Grant]] = {}
-        self._keys_by_binding: dict[Key, list[GrantKey]] = {}
-        """Grant keys of each binding."""
+        self._grants_by_binding: dict[Key, Sequence[tuple[GrantKey, Grant]]] = {}
         for kind in RBAC_PLURALS:
-            for version in store.list_objects(f"{kind}.{GROUP}"):
-                self._index(version)
             store.on_change(f"{kind}.{GROUP}", self._on_change)
 
     def grants(self, user: User, namespace: str) -> Iterator[Grant]:
@@ -116,20 +148,19 @@ class RoleIndex:
 
     def _index(self, version: ObjectVersion) -> None:
         self._unindex(version.key)
-        obj: Object = msgspec.json.decode(version.raw)
         if is_binding(version.key):
-            keys = self._keys_by_binding[version.key] = []
-            for grant_key, grant in grants_of(obj):
+            grants = self._grants_by_binding[version.key] = self._parsed.parse_grants(version.key, version.raw)
+            for grant_key, grant in grants:
                 self._grants.setdefault(grant_key, {}).setdefault(version.key, grant)
-                keys.append(grant_key)
         else:
-            self._rules[version.key.namespace, version.key.name] = rules_of(obj)
+            rules = self._parsed.parse_rules(version.key, version.raw)
+            self._rules[version.key.namespace, version.key.name] = rules
 
     def _unindex(self, key: Key) -> None:
         if not is_binding(key):
             self._rules.pop((key.namespace, key.name), None)
             return
-        for grant_key in self._keys_by_binding.pop(key, ()):
+        for grant_key, _ in self._grants_by_binding.pop(key, ()):
             grants = self._grants.get(grant_key, {})
             grants.pop(key, None)
             if not grants:

@@ -29,7 +29,8 @@ class ServiceAccountTokens:
     """Issues and authenticates service account tokens."""
 
     store: Store
-    keys: TokenKeys
+    load_keys: Callable[[], TokenKeys]
+    """Returns the keys, which may change."""
     issuer: str
     now: Callable[[], datetime]
     configured_audiences: tuple[str, ...] = ()
@@ -38,6 +39,12 @@ class ServiceAccountTokens:
     @property
     def audiences(self) -> tuple[str, ...]:
         return self.configured_audiences or (self.issuer,)
+
+    def keys(self) -> TokenKeys:
+        """Return the keys that are trusted now."""
+        keys = self.load_keys()
+        keys.drop_retired(self.now())
+        return keys
 
     def __call__(self, credentials: Credentials) -> User | None:
         """Authenticate a token whose audiences include this server."""
@@ -49,10 +56,8 @@ class ServiceAccountTokens:
 
     def user_for_token(self, token: str, audiences: Sequence[str]) -> User | None:
         """Return the user of a token, if it is valid now for one of the audiences."""
-        claims = self.keys.verified_claims(token)
-        if claims is None or claims.get("iss") != self.issuer or not set(audiences) & set(claims.get("aud", ())):
-            return None
-        if not claims.get("nbf", 0) <= self.now().timestamp() < claims.get("exp", 0):
+        claims = current_claims(self.keys(), token, self.issuer, audiences, self.now())
+        if claims is None:
             return None
         private_claims = claims.get("kubernetes.io", {})
         namespace = private_claims.get("namespace", "")
@@ -94,7 +99,15 @@ class ServiceAccountTokens:
             "jti": str(uuid4()),
             "kubernetes.io": private_claims,
         }
-        return {"token": self.keys.sign(claims), "expirationTimestamp": expires.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        return {"token": self.keys().sign(claims), "expirationTimestamp": expires.strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
+def current_claims(keys: TokenKeys, token: str, issuer: str, audiences: Sequence[str], now: datetime) -> Object | None:
+    """Return the claims of a token with a valid signature, if it is valid now for one of the audiences."""
+    claims = keys.verified_claims(token)
+    if claims is None or claims.get("iss") != issuer or not set(audiences) & set(claims.get("aud", ())):
+        return None
+    return claims if claims.get("nbf", 0) <= now.timestamp() < claims.get("exp", 0) else None
 
 
 def service_account_user(namespace: str, account: Object, pod: Object | None, credential: str | None) -> User:

@@ -1,13 +1,14 @@
 """Keys of service account tokens: one signs, and any number of others verify.
 
-Key rotation has three steps: distribute the new key, sign with it, and remove the old key when its last token has
-expired. Keys are elliptic (P-256, P-384, P-521) or RSA, as in Kubernetes.
+A replaced key verifies until its retirement, so that its tokens stay valid. Keys are elliptic (P-256, P-384, P-521) or
+RSA, as in Kubernetes.
 """
 
 import base64
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
+from tapestry.apiserver.access.certificates import private_key_pem, write_private_file
+from tapestry.apiserver.access.retirements import load_retirements
 from tapestry.apiserver.core.spec_cache import bounded_cache
 from tapestry.kube.objects import Object
 
@@ -42,6 +45,8 @@ class Verifier:
     """A key that verifies signatures."""
 
     public_key: PublicKey
+    until: datetime | None = None
+    """End of the trust in a replaced key."""
 
     @cached_property
     def id(self) -> str:
@@ -96,9 +101,20 @@ class TokenKeys:
 
     def __init__(self, private: PrivateKey, verifiers: Sequence[Verifier]) -> None:
         self._private = private
+        self._use(verifiers)
+
+    def _use(self, verifiers: Sequence[Verifier]) -> None:
         self._verifiers = verifiers
-        self.verified_claims = bounded_cache(TOKEN_CACHE_SIZE, MAX_CACHED_TOKEN_LENGTH)(self._claims)
+        self._next_end = min((each.until for each in verifiers if each.until is not None), default=None)
+        self.verified_claims = bounded_cache(TOKEN_CACHE_SIZE, MAX_CACHED_TOKEN_LENGTH)(
+            partial(claims_of, self._verifiers)
+        )
         """Returns the claims of a token with a valid signature, even if expired; None for any other token."""
+
+    def drop_retired(self, now: datetime) -> None:
+        """Stop accepting replaced keys that are retired now."""
+        if self._next_end is not None and now >= self._next_end:
+            self._use([each for each in self._verifiers if each.until is None or each.until > now])
 
     def sign(self, claims: Object) -> str:
         first = self._verifiers[0]
@@ -111,45 +127,57 @@ class TokenKeys:
             signature = self._private.sign(body.encode(), padding.PKCS1v15(), hashes.SHA256())
         return f"{body}.{base64url_encoded(signature)}"
 
-    def _claims(self, token: str) -> Object | None:
-        body, _, signature = token.rpartition(".")
-        header, _, payload = body.partition(".")
-        try:
-            parameters, raw = msgspec.json.decode(base64url_decoded(header)), base64url_decoded(signature)
-            kid = parameters.get("kid") if isinstance(parameters, dict) else None
-            candidates = [each for each in self._verifiers if each.id == kid] or self._verifiers
-            if not any(each.has_signed(raw, body.encode()) for each in candidates):
-                return None
-            result = msgspec.json.decode(base64url_decoded(payload))
-        except (ValueError, RecursionError):
-            return None
-        return result if isinstance(result, dict) else None
-
     @property
     def jwks(self) -> list[Object]:
         return [each.jwk for each in self._verifiers]
 
 
+def claims_of(verifiers: Sequence[Verifier], token: str) -> Object | None:
+    """Return the claims of a token that one of the keys has signed; None for any other token."""
+    body, _, signature = token.rpartition(".")
+    header, _, payload = body.partition(".")
+    try:
+        parameters, raw = msgspec.json.decode(base64url_decoded(header)), base64url_decoded(signature)
+        kid = parameters.get("kid") if isinstance(parameters, dict) else None
+        candidates = [each for each in verifiers if each.id == kid] or verifiers
+        if not any(each.has_signed(raw, body.encode()) for each in candidates):
+            return None
+        result = msgspec.json.decode(base64url_decoded(payload))
+    except (ValueError, RecursionError):
+        return None
+    return result if isinstance(result, dict) else None
+
+
 def load_token_keys(signing: Path, others: Iterable[Path] = ()) -> TokenKeys:
-    """Load the signing key, which is created if missing, and additional private or public keys."""
+    """Load the signing key, which is created if missing, and additional private or public keys.
+
+    The first private key of `signing` signs. The other keys of the file verify until they are retired.
+    """
     if not signing.exists():
-        create_key_file(signing)
-    private = next((key for key in load_pem_keys(signing) if not isinstance(key, PublicKey)), None)
-    if private is None:
-        raise ValueError(f"{signing}: the file has no private key to sign tokens with")
-    verifiers = [Verifier(private.public_key())]
+        signing.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private_file(signing, private_key_pem(ec.generate_private_key(ec.SECP256R1())))
+    private, replaced = load_signing_keys(signing)
+    retirements = load_retirements(signing.parent)
+    verifiers = [Verifier(private.public_key()), *(replace(each, until=retirements.get(each.id)) for each in replaced)]
     for path in others:
-        verifiers += [Verifier(key if isinstance(key, PublicKey) else key.public_key()) for key in load_pem_keys(path)]
-    return TokenKeys(private, list({each.id: each for each in verifiers}.values()))
+        verifiers += [Verifier(public_key_of(key)) for key in load_pem_keys(path)]
+    unique: dict[str, Verifier] = {}
+    for each in verifiers:
+        unique.setdefault(each.id, each)
+    return TokenKeys(private, list(unique.values()))
 
 
-def create_key_file(path: Path) -> None:
-    pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_bytes(pem)
+def load_signing_keys(path: Path) -> tuple[PrivateKey, list[Verifier]]:
+    """Return the first private key of a file, and the other keys, which it has replaced."""
+    keys = load_pem_keys(path)
+    private = next((key for key in keys if not isinstance(key, PublicKey)), None)
+    if private is None:
+        raise ValueError(f"{path}: the file has no private key to sign tokens with")
+    return private, [Verifier(public_key_of(key)) for key in keys if key is not private]
+
+
+def public_key_of(key: PublicKey | PrivateKey) -> PublicKey:
+    return key if isinstance(key, PublicKey) else key.public_key()
 
 
 def load_pem_keys(path: Path) -> list[PublicKey | PrivateKey]:

@@ -49,5 +49,4 @@ def build_aggregator(
     store: Store, registry: ResourceRegistry, proxy: AggregationProxy, limiter: SessionLimiter
 ) -> Aggregator:
     services = ApiServices(store, registry)
-    services.load()
     return Aggregator(services, proxy, RemoteDocuments(services, proxy, time.monotonic), limiter)

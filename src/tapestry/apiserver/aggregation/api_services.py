@@ -69,33 +69,20 @@ class ApiServices:
     """The APIServices that forward requests, by group and version."""
 
     def __init__(self, store: Store, registry: ResourceRegistry) -> None:
-        self._store = store
         self._registry = registry
-        self._by_name: dict[str, ApiService] = {}
         self._by_group_version: dict[tuple[str, str], ApiService] = {}
+        """An APIService has the name `version.group`, so each group version has at most one."""
         self._served: tuple[int, frozenset[tuple[str, str]]] = -1, frozenset()
         """Generation of the registry, and the group versions that this server serves itself."""
+        store.on_change(API_SERVICES, self._on_change)
 
-    def load(self) -> None:
-        for version in self._store.list_objects(API_SERVICES):
-            self._set(msgspec.json.decode(version.raw))
-        self._index()
-        self._store.on_change(API_SERVICES, self.on_change)
-
-    def on_change(self, event: WatchEvent) -> None:
-        obj: Object = msgspec.json.decode(event.raw if event.new is None else event.new.raw)
-        self._by_name.pop(name_of(obj), None)
-        if event.new is not None:
-            self._set(obj)
-        self._index()
-
-    def _set(self, obj: Object) -> None:
-        service = api_service_of(obj)
-        if service is not None:
-            self._by_name[service.name] = service
-
-    def _index(self) -> None:
-        self._by_group_version = {(each.group, each.version): each for each in self._by_name.values()}
+    def _on_change(self, event: WatchEvent) -> None:
+        before = api_service_of(msgspec.json.decode(event.old.raw)) if event.old is not None else None
+        if before is not None:
+            self._by_group_version.pop((before.group, before.version), None)
+        after = api_service_of(msgspec.json.decode(event.new.raw)) if event.new is not None else None
+        if after is not None:
+            self._by_group_version[after.group, after.version] = after
 
     def __iter__(self) -> Iterator[ApiService]:
         """Yield the forwarded group versions in the order of discovery: highest priority first."""

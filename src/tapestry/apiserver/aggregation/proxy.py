@@ -62,12 +62,17 @@ class AggregationProxy:
     """Sends requests to the servers of APIServices. Close it in the event loop in which it was used."""
 
     def __init__(
-        self, store: Store, random: Random, certificate: FrontProxyCertificate, timeout: float, *, allows_host: bool
+        self,
+        store: Store,
+        random: Random,
+        certificate: FrontProxyCertificate,
+        timeout: float,
+        check: egress.AddressCheck,
     ) -> None:
         self._resolver = ServiceResolver(store, random)
         self._certificate = certificate
         self._timeout = timeout
-        self._check = egress.check_host if allows_host else egress.check_remote_host
+        self._check = check
         self._contexts: dict[tuple[str, bool], tuple[float, ssl.SSLContext]] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -122,7 +127,7 @@ class AggregationProxy:
     ) -> aiohttp.ClientResponse:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-            self._session = egress.checked_session(self._resolver, timeout=timeout, check=self._check)
+            self._session = egress.checked_session(self._check, self._resolver, timeout=timeout)
         try:
             return await self._session.request(
                 *(method, URL(f"{service.url}{target}", encoded=True)),

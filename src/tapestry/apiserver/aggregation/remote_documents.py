@@ -101,10 +101,10 @@ class RemoteDocuments:
 
     def __init__(self, services: ApiServices, proxy: AggregationProxy, clock: Callable[[], float]) -> None:
         self._services = services
-        self._proxy = proxy
         self._clock = clock
-        self._discovery = RemoteDocumentCache(self._group_version)
-        self._openapi = RemoteDocumentCache(self._openapi_of)
+        reader = RemoteDocumentReader(proxy)
+        self._discovery = RemoteDocumentCache(reader.group_version)
+        self._openapi = RemoteDocumentCache(reader.openapi)
 
     def group_versions(self) -> list[tuple[str, str]]:
         """Return the group versions, without calling a server."""
@@ -116,7 +116,14 @@ class RemoteDocuments:
     async def openapi(self) -> tuple[RemoteOpenApi, ...]:
         return await self._openapi.documents(list(self._services), self._clock)
 
-    async def _group_version(self, service: ApiService, previous: RemoteGroupVersion | None) -> RemoteGroupVersion:
+
+@dataclass(frozen=True)
+class RemoteDocumentReader:
+    """Reads documents of other servers. The previous document is used while a server is not available."""
+
+    proxy: AggregationProxy
+
+    async def group_version(self, service: ApiService, previous: RemoteGroupVersion | None) -> RemoteGroupVersion:
         try:
             document = await self._json(service, service.path)
             return RemoteGroupVersion(service.group, service.version, discovered_resources(service, document))
@@ -124,7 +131,7 @@ class RemoteDocuments:
             known = previous.resources if previous is not None else []
             return RemoteGroupVersion(service.group, service.version, known, is_stale=True)
 
-    async def _openapi_of(self, service: ApiService, previous: RemoteOpenApi | None) -> RemoteOpenApi:
+    async def openapi(self, service: ApiService, previous: RemoteOpenApi | None) -> RemoteOpenApi:
         if service.is_unavailable and previous is not None:
             return previous
         v3_hash, v2 = None, None
@@ -141,7 +148,7 @@ class RemoteDocuments:
         """Return a decoded document. Raises Unavailable, or BadRequest if it is malformed, too deep or too large."""
         if service.is_unavailable:
             raise Unavailable(503, "ServiceUnavailable", f"APIService {service.name} is not available")
-        raw = await self._proxy.document(service, path)
+        raw = await self.proxy.document(service, path)
         return await run_if_large(len(raw), decode_json, raw)
 
 

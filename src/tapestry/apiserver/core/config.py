@@ -27,6 +27,18 @@ class KubeletClientConfig(Section, frozen=True):
     """File with the CAs of kubelet serving certificates. Without it, these certificates are not verified."""
 
 
+class Egress(Section, frozen=True):
+    """Addresses to which the server connects because an object names them: webhooks, APIServices, nodes and pods."""
+
+    strict: bool = False
+    """Never connect to this machine, and to kubelets and pods only in `allowed_cidrs` and `proxy_allowed_cidrs`. For
+    servers whose users are not trusted with the network of this machine."""
+    allowed_cidrs: list[str] = field(default_factory=list)
+    """Ranges that are allowed although another rule excludes them."""
+    denied_cidrs: list[str] = field(default_factory=list)
+    """Ranges that are never allowed, for example that of the API server of the cluster in which this one runs."""
+
+
 class Etcd(Section, frozen=True):
     """Connection to etcd."""
 
@@ -81,6 +93,14 @@ class ApiServerConfig(Section, frozen=True):
     """Maximum number of connections of all users, including one per watch. Lower if the open file limit is lower."""
     max_connections_per_user: Annotated[int, Meta(gt=0)] = 2_000
     """Maximum number of connections of one user; `system:masters` has no limit."""
+    max_objects: Annotated[int, Meta(ge=0)] = 0
+    """Maximum number of objects. 0 means no limit."""
+    max_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Maximum size of all objects in bytes. Their history for watches may have a quarter of it. 0 means no limit."""
+    max_watches: Annotated[int, Meta(ge=0)] = 0
+    """Maximum number of open watches, followed logs and sessions. 0 means no limit."""
+    strict_limits: bool = False
+    """Apply the limits on requests, connections and sessions of all users also to `system:masters` and to probes."""
     max_sessions: Annotated[int, Meta(gt=0)] = 2_000
     """Maximum number of sessions of all users: exec, attach, port-forward and requests that are proxied to pods,
     services and nodes."""
@@ -114,6 +134,7 @@ class ApiServerConfig(Section, frozen=True):
     """Seconds for which watches and paginated lists can read past revisions."""
     aggregation_allow_host: bool = False
     """Allow APIServices to forward requests to addresses of this machine, including loopback."""
+    egress: Egress = Egress()
     tls: Tls = Tls()
     kubelet: KubeletClientConfig = KubeletClientConfig()
     log_level: Level = "info"

@@ -1,22 +1,30 @@
-"""Checks of the addresses that the server connects to because an object names them.
+"""Rule for the addresses that the server connects to because an object names them.
 
-The addresses of webhooks and kubelets come from objects that clients write. The server never connects to link-local
-addresses, where cloud providers serve the credentials of the machine, or to addresses that belong to no host. The
-addresses of a name are checked when they are used, so the name cannot resolve differently in between. Webhooks and
-kubelets may run on the same machine. Aggregated API servers may not unless that is configured, because users can call
-any of their paths.
+The addresses of webhooks, aggregated API servers, kubelets and pods come from objects that clients write. The server
+never connects to link-local addresses, where cloud providers serve the credentials of the machine, or to addresses that
+belong to no host. Webhooks and kubelets may run on the same machine. Aggregated API servers and pods may not unless
+that is configured, because users can call any of their paths.
+
+A strict rule is for a server whose users are not trusted with the network of its machine. Nothing may be on this
+machine, and kubelets and pods are only in the configured ranges, because the objects of nodes and pods are written by
+the same users.
+
+Addresses are checked when a socket is created for them. So a name cannot resolve to another address in between.
 """
 
 import ipaddress
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.abc import AbstractResolver
 
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.kube.objects import EMPTY_MAPPING
 
-NAT64_NETWORK = ipaddress.ip_network("64:ff9b::/96")
+NAT64_NETWORKS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48")))
 """NAT64: the last 32 bits are an IPv4 address."""
 METADATA_ADDRESSES = frozenset(
     map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"))
@@ -24,6 +32,9 @@ METADATA_ADDRESSES = frozenset(
 """Metadata services of some providers that are not link-local."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+AddressCheck = Callable[[str], None]
+"""Raises AddressNotAllowed for an IP address to which the server must not connect."""
 
 
 class AddressNotAllowed(OSError):
@@ -33,29 +44,78 @@ class AddressNotAllowed(OSError):
         super().__init__(f"address not allowed: {address}")
 
 
-def check_host(host: str) -> None:
-    """Raise AddressNotAllowed if `host` is a forbidden address. A name is checked when it is resolved."""
+@dataclass(frozen=True)
+class EgressPolicy:
+    """Addresses to which one server may connect, by the role of the peer."""
+
+    is_strict: bool = False
+    allowed: tuple[IpNetwork, ...] = ()
+    """Ranges that are allowed for every role. All other rules except `denied` do not hold for them."""
+    denied: tuple[IpNetwork, ...] = ()
+    pods: tuple[IpNetwork, ...] = ()
+    """Ranges of pods. If empty and the rule is not strict, pods may have any address of another machine."""
+    allows_local_api_servers: bool = False
+    """Allow aggregated API servers on this machine."""
+
+    def check_webhook(self, host: str) -> None:
+        self._check(host, may_be_local=not self.is_strict)
+
+    def check_api_server(self, host: str) -> None:
+        self._check(host, may_be_local=self.allows_local_api_servers)
+
+    def check_kubelet(self, host: str) -> None:
+        self._check(host, may_be_local=True, is_listed_only=self.is_strict)
+
+    def check_pod(self, host: str) -> None:
+        if self.pods and contains(self.pods, parsed_address(host)):
+            self._check(host, may_be_local=True)
+        else:
+            self._check(host, may_be_local=False, is_listed_only=self.is_strict or bool(self.pods))
+
+    def _check(self, host: str, *, may_be_local: bool, is_listed_only: bool = False) -> None:
+        address = parsed_address(host)
+        is_listed = contains(self.allowed, address)
+        if contains(self.denied, address) or not (
+            is_listed
+            or (not is_listed_only and is_routable(address) and (may_be_local or not is_of_this_machine(address)))
+        ):
+            raise AddressNotAllowed(address)
+
+
+def egress_policy(config: ApiServerConfig) -> EgressPolicy:
+    """Return the rule of a configuration. Raises ValueError for an invalid range."""
+    return EgressPolicy(
+        is_strict=config.egress.strict,
+        allowed=parse_networks(config.egress.allowed_cidrs, "egress.allowedCidrs"),
+        denied=parse_networks(config.egress.denied_cidrs, "egress.deniedCidrs"),
+        pods=parse_networks(config.proxy_allowed_cidrs, "proxyAllowedCidrs"),
+        allows_local_api_servers=config.aggregation_allow_host,
+    )
+
+
+def parse_networks(ranges: Sequence[str], option: str) -> tuple[IpNetwork, ...]:
     try:
-        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return
-    if not is_allowed(address):
-        raise AddressNotAllowed(address)
+        return tuple(map(ipaddress.ip_network, ranges))
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from error
 
 
-def check_remote_host(host: str) -> None:
-    """Raise AddressNotAllowed if `host` is a forbidden address or belongs to this machine."""
-    check_host(host)
+def parsed_address(host: str) -> Address:
+    """Return the address to which packets for an IP address go. Raises AddressNotAllowed if `host` is not one."""
     try:
-        address = embedded_address(ipaddress.ip_address(host.strip("[]").partition("%")[0]))
+        return embedded_address(ipaddress.ip_address(host.strip("[]").partition("%")[0]))
     except ValueError:
-        return
-    if address.is_loopback or belongs_to_this_machine(address):
-        raise AddressNotAllowed(address)
+        raise AddressNotAllowed(host) from None
 
 
-def belongs_to_this_machine(address: Address) -> bool:
+def contains(networks: Sequence[IpNetwork], address: Address) -> bool:
+    return any(address in network for network in networks)
+
+
+def is_of_this_machine(address: Address) -> bool:
     """Return whether an interface of this machine has the address: only then a socket can be bound to it."""
+    if address.is_loopback:
+        return True
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -69,47 +129,35 @@ def embedded_address(address: Address) -> Address:
     """Return the IPv4 address to which an IPv6 address is translated, or the address itself."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
-        if inner is None and address in NAT64_NETWORK:
+        if inner is None and contains(NAT64_NETWORKS, address):
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         return inner or address
     return address
 
 
-def is_allowed(address: Address) -> bool:
-    address = embedded_address(address)
+def is_routable(address: Address) -> bool:
+    """Return whether an address can be that of a host which is not a metadata service."""
     return not (
         address.is_link_local or address.is_multicast or address.is_unspecified or address in METADATA_ADDRESSES
     )
 
 
-class CheckedResolver(AbstractResolver):
-    """A resolver that checks the results of another one."""
-
-    def __init__(self, inner: AbstractResolver, check: Callable[[str], None] = check_host) -> None:
-        self._inner = inner
-        self._check = check
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        results = await self._inner.resolve(host, port, family)
-        for result in results:
-            self._check(result["host"])
-        return results
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-
 def checked_session(
+    check: AddressCheck,
     resolver: AbstractResolver | None = None,
     headers: Mapping[str, str] = EMPTY_MAPPING,
     timeout: aiohttp.ClientTimeout = aiohttp.client.DEFAULT_TIMEOUT,
-    check: Callable[[str], None] = check_host,
 ) -> aiohttp.ClientSession:
-    """A session without cookies and decompression that resolves names only to allowed addresses."""
-    checked = CheckedResolver(resolver or aiohttp.ThreadedResolver(), check)
-    connector = aiohttp.TCPConnector(limit=0, resolver=checked, use_dns_cache=resolver is None)
+    """A session without cookies and decompression that connects only to addresses that pass the check."""
+
+    def checked_socket(address_info: tuple[Any, ...]) -> socket.socket:
+        family, kind, protocol, _, address = address_info
+        check(str(address[0]))
+        return socket.socket(family, kind, protocol)
+
+    connector = aiohttp.TCPConnector(
+        limit=0, resolver=resolver, use_dns_cache=resolver is None, socket_factory=checked_socket
+    )
     return aiohttp.ClientSession(
         connector=connector,
         headers={"Accept-Encoding": "identity", **headers},

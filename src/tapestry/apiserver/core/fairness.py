@@ -1,12 +1,35 @@
 """Fair queues: a bounded capacity that requests share, with a turn for each user in rotation.
 
-A user with many requests delays the requests of another user by one request at most.
+A user with many requests delays the requests of another user by one request at most. The servers of a process have a
+turn each, and their users have turns within it (`NestedQueue`). What requests may hold for long is not waited for by
+another server: a server that holds too much is rejected (`LimitedQueue`).
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Protocol
+
+from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.shared_capacity import SharedCapacity
+
+
+class Queue(Protocol):
+    async def acquire(self, user: str, amount: int = 1) -> None:
+        """Wait until an amount of the capacity is free, and take it."""
+
+    def release(self, amount: int = 1) -> None: ...
+
+
+@asynccontextmanager
+async def turn(queue: Queue, user: str, amount: int = 1) -> AsyncIterator[None]:
+    """Hold an amount of a capacity for the duration of the context."""
+    await queue.acquire(user, amount)
+    try:
+        yield
+    finally:
+        queue.release(amount)
 
 
 class FairQueue:
@@ -17,17 +40,8 @@ class FairQueue:
         self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
         """Waiting requests by user; the first user in this dict is the next to get a turn."""
 
-    @asynccontextmanager
-    async def turn(self, user: str, amount: int = 1) -> AsyncIterator[None]:
-        """Hold an amount of the capacity for the duration of the context; wait until it is free."""
+    async def acquire(self, user: str, amount: int = 1) -> None:
         amount = min(amount, self._capacity)
-        await self._acquire(user, amount)
-        try:
-            yield
-        finally:
-            self._release(amount)
-
-    async def _acquire(self, user: str, amount: int) -> None:
         if not self._waiting and amount <= self._free:
             self._free -= amount
             return
@@ -37,13 +51,13 @@ class FairQueue:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():  # it was granted at the same time
-                self._release(amount)
+                self.release(amount)
             else:
                 self._serve_next()  # smaller requests behind it may fit
             raise
 
-    def _release(self, amount: int) -> None:
-        self._free += amount
+    def release(self, amount: int = 1) -> None:
+        self._free += min(amount, self._capacity)
         self._serve_next()
 
     def _serve_next(self) -> None:
@@ -61,3 +75,43 @@ class FairQueue:
             granted.set_result(None)
             if queue:
                 self._waiting[user] = queue  # the user moves to the end of the rotation
+
+
+class NestedQueue:
+    """The part of a capacity that the users of one server share."""
+
+    def __init__(self, shared: Queue, owner: str, capacity: int) -> None:
+        self._shared, self._owner = shared, owner
+        self._own = FairQueue(capacity)
+
+    async def acquire(self, user: str, amount: int = 1) -> None:
+        await self._own.acquire(user, amount)
+        try:
+            await self._shared.acquire(self._owner, amount)
+        except BaseException:
+            self._own.release(amount)
+            raise
+
+    def release(self, amount: int = 1) -> None:
+        self._shared.release(amount)
+        self._own.release(amount)
+
+
+class LimitedQueue:
+    """A capacity of one server, as far as its share of the capacity of all servers allows."""
+
+    def __init__(self, shared: SharedCapacity, owner: str, capacity: int) -> None:
+        self._shared, self._owner, self._capacity = shared, owner, capacity
+        self._own = FairQueue(capacity)
+
+    async def acquire(self, user: str, amount: int = 1) -> None:
+        """Wait until an amount of the capacity of the server is free. Raises TooManyRequests if its share is used."""
+        await self._own.acquire(user, amount)
+        if not self._shared.has_capacity(self._owner, min(amount, self._capacity)):
+            self._own.release(amount)
+            raise api_errors.too_many_requests()
+        self._shared.acquire(self._owner, min(amount, self._capacity))
+
+    def release(self, amount: int = 1) -> None:
+        self._shared.release(self._owner, min(amount, self._capacity))
+        self._own.release(amount)

@@ -16,7 +16,6 @@ import ssl
 from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -62,8 +61,9 @@ class ServiceUnresolved(OSError):
 class WebhookClient:
     """Calls webhooks. Close it in the event loop in which it was used."""
 
-    def __init__(self, store: Store, random: Random) -> None:
+    def __init__(self, store: Store, random: Random, check: egress.AddressCheck) -> None:
         self._services = ServiceResolver(store, random)
+        self._check = check
         self._contexts: dict[str, ssl.SSLContext] = {}
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
@@ -75,7 +75,6 @@ class WebhookClient:
             self._context(client_config.get("caBundle") or ""),
         )
         try:
-            egress.check_host(urlsplit(url).hostname or "")
             async with (
                 asyncio.timeout(seconds),
                 session.post(url, data=body, ssl=context, allow_redirects=False) as response,
@@ -83,8 +82,6 @@ class WebhookClient:
                 content = await read_bounded(response.content, MAX_RESPONSE_BYTES + MAX_RESPONSE_GROWTH * len(body))
         except TimeoutError as error:
             raise WebhookCallError(f'Post "{url}": context deadline exceeded') from error
-        except egress.AddressNotAllowed as error:
-            raise WebhookCallError(f'Post "{url}": {error}') from error
         except aiohttp.ClientError as error:
             raise WebhookCallError(f'Post "{url}": {connection_error_text(error)}') from error
         if not 200 <= response.status <= 206:
@@ -101,7 +98,7 @@ class WebhookClient:
         if session is None:
             headers = {"Content-Type": JSON, "Accept": JSON}
             resolver = self._services if by_service else None
-            session = self._sessions[by_service] = egress.checked_session(resolver, headers=headers)
+            session = self._sessions[by_service] = egress.checked_session(self._check, resolver, headers)
         return session
 
     def _context(self, bundle: str) -> ssl.SSLContext:

@@ -100,6 +100,8 @@ class Call(msgspec.Struct, frozen=True):
     """All headers in the order of arrival, including repeated ones."""
     is_upgrade: bool = False
     """True if the client requests an upgrade that can be accepted: nothing follows the head."""
+    base_path: str = ""
+    """Path under which clients reach this server; empty for the root. It is not part of `path` and `uri`."""
 
 
 class Target(NamedTuple):

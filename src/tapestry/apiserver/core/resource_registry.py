@@ -7,7 +7,7 @@ remove entries at run time. The sets at the end of this file hold properties of 
 import gzip
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
@@ -111,8 +111,9 @@ class PublishedApi:
     schemas: Mapping[str, Any]
 
 
+@cache
 def published_api() -> PublishedApi:
-    """Load the API data that ships with this package."""
+    """Return the API data that ships with this package, which all servers of a process share."""
     data = load_data_file("kubernetes.json.gz")
     patches = PatchSchemas(data["schemas"])
     return PublishedApi(

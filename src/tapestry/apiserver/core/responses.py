@@ -1,7 +1,8 @@
 """Responses of the API server, and the conversion of errors to responses."""
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +21,7 @@ from tapestry.streams.connection import Connection
 log = logger(__name__)
 R = TypeVar("R")
 
-MAX_UNCHUNKED_BYTES = 8 << 20
+MAX_UNCHUNKED_BYTES = 1 << 20
 """Maximum size in bytes of a list response that is sent in one piece."""
 CHUNK_BYTES = 1 << 18
 """Chunk size in bytes of a longer response."""
@@ -75,9 +76,9 @@ PathHandler = Callable[[Call], Awaitable[ApiResponse]]
 
 @dataclass(frozen=True)
 class ChunkedBody:
-    """A long response that is complete, sent in chunks without a copy of the whole."""
+    """A long response that is complete, sent in chunks without a copy of the whole. Other tasks run between chunks."""
 
-    chunk_parts: Sequence[bytes | memoryview]
+    chunk_parts: Iterable[bytes | memoryview]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         pending: list[bytes | memoryview] = []
@@ -88,6 +89,7 @@ class ChunkedBody:
             if size >= CHUNK_BYTES:
                 yield b"".join(pending)
                 pending, size = [], 0
+                await asyncio.sleep(0)  # a client that reads fast would let the response continue at once
         if pending:
             yield b"".join(pending)
 
@@ -95,9 +97,9 @@ class ChunkedBody:
         """Do nothing: the body holds no resources."""
 
 
-def list_response(parts: Sequence[bytes | memoryview]) -> ApiResponse:
-    """Return a list response; a long one is sent in chunks."""
-    if sum(map(len, parts)) <= MAX_UNCHUNKED_BYTES:
+def list_response(parts: Iterable[bytes | memoryview]) -> ApiResponse:
+    """Return a list response; a long one, or one whose parts are not known yet, is sent in chunks."""
+    if isinstance(parts, Sequence) and sum(map(len, parts)) <= MAX_UNCHUNKED_BYTES:
         return ApiResponse(200, b"".join(parts))
     return ApiResponse(200, b"", stream=ChunkedBody(parts))
 

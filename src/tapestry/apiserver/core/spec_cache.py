@@ -39,17 +39,18 @@ class SpecCache:
             found = read()
             if len(text) <= MAX_TEXT_BYTES and self._max_entries:
                 if len(self._interned) >= self._max_entries:
-                    self._clear()
+                    self.clear()
                 found = self._interned[key] = Interned(found[0], self), found[1]
         return found
 
     def add_result(self, value: "Interned", key: Any, result: Any) -> None:
         if self._result_count >= RESULTS_PER_ENTRY * self._max_entries:
-            self._clear()
+            self.clear()
         self._result_count += 1
         value.results[key] = result
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Forget all values. They refer to this cache, so it must be cleared when it is no longer used."""
         self._interned.clear()  # results go with their values
         self._result_count = 0
 

@@ -1,6 +1,6 @@
 """Encoding of objects for the store, and of stored objects as a version of their resource is served."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,14 +50,31 @@ class StorageCodec:
         version = info.resource.api_version
         if all(raw.startswith(api_version_prefix(version)) for raw in raws):
             return raws
-        objects = await self.convert(info, [DECODER.decode(raw) for raw in raws], version)
-        return [ENCODER.encode(obj) for obj in objects]
+        size = sum(map(len, raws))
+        objects = await self.convert(info, await run_if_large(size, decode_all, raws), version)
+        return await run_if_large(size, encode_all, objects)
 
     async def to_storage(self, info: ResourceInfo, obj: Object) -> RevisionEncoder:
         """Return the encoder that stores an object."""
         if info.conversion_webhook and info.storage_api_version:
             [obj] = await self.convert(info, [obj], info.storage_api_version)
         return encode_for_storage(info, obj)
+
+
+def decode_all(raws: Iterable[bytes]) -> list[Object]:
+    result: list[Object] = []
+    for raw in raws:
+        checkpoint()
+        result.append(DECODER.decode(raw))
+    return result
+
+
+def encode_all(objects: Iterable[Object]) -> list[bytes]:
+    result = []
+    for obj in objects:
+        checkpoint()
+        result.append(ENCODER.encode(obj))
+    return result
 
 
 def all_served_bytes(info: ResourceInfo, raws: Iterable[bytes]) -> list[bytes]:
@@ -88,14 +105,14 @@ def encode_for_storage(info: ResourceInfo, obj: Object) -> RevisionEncoder:
     if info.storage_version is not None:
         obj = info.storage_version.to_storage(obj)
 
-    def encode(revision: int) -> tuple[bytes, Object]:
+    def encode(revision: int) -> tuple[bytes, Mapping[str, str]]:
         metadata = {**obj["metadata"], "resourceVersion": str(revision)}
         if "managedFields" in metadata:
             metadata["managedFields"] = [with_text_of_fields(each) for each in metadata["managedFields"]]
         stored = {**version, **obj, **version, "metadata": metadata}
         if "spec" in stored:
             stored["spec"] = encode_spec(stored["spec"])
-        return ENCODER.encode(stored), dict(labels_of(obj))
+        return ENCODER.encode(stored), labels_of(obj)
 
     return encode
 

@@ -5,9 +5,11 @@ durable in a log. In `EtcdStore`, etcd does both, and a watch reports the writes
 never see a write before it is durable.
 
     head               the object as the next writer sees it
+    load               fill the empty store; listeners get every object
     get, list_objects  the durable state, as readers see it
     watch              every change after a revision, in order, exactly once
     wait_for_latest    wait until readers see every acknowledged write, including those of other servers
+    finish             end all writes and watches, before the store is closed
 """
 
 import asyncio
@@ -15,12 +17,14 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from itertools import chain
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 
-from tapestry.kube.objects import Object
+from tapestry.apiserver.core.slices import sliced
 
 MAX_WATCH_BACKLOG = 20_000
 """Maximum number of undelivered events of a watcher; a watcher with more is dropped."""
@@ -30,6 +34,8 @@ MAX_EVENTS_PER_RESOURCE = 100_000
 """Maximum number of events in the history of one resource."""
 MAX_EVENT_BYTES_PER_RESOURCE = 32 << 20
 """Maximum size of the objects in the history of one resource."""
+FREED_AT_ONCE = 256
+"""Number of objects that are freed before other tasks may run."""
 EVENTS, EVENT_TTL_SECONDS = "events", 3600.0
 """The resource whose objects expire, and their lifetime in seconds after the last change."""
 
@@ -66,19 +72,19 @@ class Compacted(Exception):
         self.oldest = oldest
 
 
-class ObjectVersion(msgspec.Struct, frozen=True):
+class ObjectVersion(msgspec.Struct, frozen=True, gc=False):
     """One version of an object. It is immutable."""
 
     key: Key
     revision: int
     raw: bytes
     """The object in JSON, as the server returns it."""
-    labels: Object
+    labels: Mapping[str, str]
     field_values: dict[str, str] = msgspec.field(default_factory=dict)
     """Cache of the fields that selectors have read."""
 
 
-class WatchEvent(msgspec.Struct, eq=False):
+class WatchEvent(msgspec.Struct, eq=False, gc=False):
     """One change from `old` to `new`, either of which may be None. `raw` is the object in the event."""
 
     revision: int
@@ -98,11 +104,16 @@ class WatchEvent(msgspec.Struct, eq=False):
 class Subscription:
     """The queue of one watcher, with the events after its revision. A watcher that falls too far behind is dropped."""
 
-    __slots__ = ("_after", "_backlog_bytes", "_events", "_is_awake", "_waiter", "dropped", "name", "namespace")
+    __slots__ = (
+        *("_after", "_backlog_bytes", "_events", "_is_awake", "_waiter"),
+        *("dropped", "is_finished", "name", "namespace"),
+    )
 
     def __init__(self, namespace: str, name: str, after: int, events: Sequence[WatchEvent]) -> None:
         self.namespace, self.name = namespace, name
         self.dropped = False
+        self.is_finished = False
+        """True if no further events follow."""
         self._after = after
         self._events = list(events)
         self._backlog_bytes = 0
@@ -118,9 +129,17 @@ class Subscription:
             self._backlog_bytes += len(event.raw)
             self.wake()
 
+    @property
+    def oldest_pending_revision(self) -> int | None:
+        return self._events[0].revision if self._events else None
+
     def drop(self) -> None:
         self.dropped = True
         self._events = []
+        self.wake()
+
+    def finish(self) -> None:
+        self.is_finished = True
         self.wake()
 
     @property
@@ -136,7 +155,7 @@ class Subscription:
     async def next_events(self) -> list[WatchEvent]:
         """Wait for events and return all that are pending. Only one caller may wait at a time.
 
-        Returns an empty list if the subscription was dropped or `wake` was called.
+        Returns an empty list if the subscription was dropped or finished, or `wake` was called.
         """
         if not self._is_awake:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -196,18 +215,21 @@ class WatchCache:
 
     def replace(self, objects: dict[tuple[str, str], ObjectVersion], revision: int) -> None:
         """Replace all objects. The individual changes are unknown, so all watchers are dropped."""
-        before, self.objects = self.objects, objects
+        self.objects = objects
         self.order, self.events, self.event_bytes = None, deque(), 0
         self.compacted_revision = self.changed_revision = revision
         for subscription in self.subscriptions:
             subscription.drop()
-        if self.listeners:
-            for event in diff_events(before, objects, revision):
-                for listener in self.listeners:
-                    listener(event)
 
 
-RevisionEncoder = Callable[[int], tuple[bytes, Object]]
+class ClosedCaches(dict[str, WatchCache]):
+    """The caches of a store that was cleared."""
+
+    def get(self, key: str, _: Any = None) -> NoReturn:
+        raise StorageUnavailable(f"{key} cannot be read: the server is closing; try again")
+
+
+RevisionEncoder = Callable[[int], tuple[bytes, Mapping[str, str]]]
 """Encodes the object with a revision; returns the JSON and the labels."""
 
 Precondition = Callable[[], bool]
@@ -219,12 +241,21 @@ class Store(ABC):
 
     def __init__(self) -> None:
         self._caches: dict[str, WatchCache] = {}
+        self._followers: list[Callable[[WatchEvent], None]] = []
         self._revision_advanced: asyncio.Future[None] | None = None
         self._compacted_revision = 0
+        self.history_bytes = 0
+        """Size of the objects in the history of all resources."""
+        self.max_history_bytes = 0
+        """Maximum of `history_bytes`; 0 means no limit."""
+        self.object_count = self.object_bytes = 0
+        """Number and size of the objects that readers see."""
         self.revision = 0
         """The newest revision that readers see."""
         self.write_error = ""
         """Error of the last write; empty if it succeeded."""
+        self.is_finished = False
+        """True if the store accepts no further writes."""
 
     # -- reading
 
@@ -232,13 +263,25 @@ class Store(ABC):
         cache = self._caches.get(resource)
         return cache.objects.get((namespace, name)) if cache is not None else None
 
-    def list_objects(self, resource: str, namespace: str = "") -> list[ObjectVersion]:
-        """The objects of one namespace, or of all namespaces if empty, sorted by namespace and name."""
-        cache = self._cache(resource)
+    def list_objects(self, resource: str, namespace: str = "", name: str = "") -> list[ObjectVersion]:
+        """The objects of one namespace, or of all namespaces if empty, sorted by namespace and name.
+
+        With `name`, only the objects of that name.
+        """
+        cache = self._caches.get(resource)
+        if cache is None:
+            return []
+        if name:
+            found = (key for key in cache.objects if key[1] == name and namespace in ("", key[0]))
+            return [cache.objects[key] for key in sorted(found)]
         keys, objects = cache.sorted_keys(), cache.objects
         if namespace:
             keys = keys[bisect_right(keys, (namespace, "")) : bisect_right(keys, (namespace, "\uffff"))]
         return [objects[key] for key in keys]
+
+    def unsorted_objects(self, resource: str) -> list[ObjectVersion]:
+        cache = self._caches.get(resource)
+        return list(cache.objects.values()) if cache is not None else []
 
     def list_at_revision(self, resource: str, namespace: str, revision: int) -> list[ObjectVersion]:
         """The objects at an earlier revision. Raises Compacted."""
@@ -264,6 +307,10 @@ class Store(ABC):
     def count(self, resource: str) -> int:
         cache = self._caches.get(resource)
         return len(cache.objects) if cache is not None else 0
+
+    def snapshot(self) -> list[ObjectVersion]:
+        """All objects at `revision`, without copying them."""
+        return list(chain.from_iterable(cache.objects.values() for cache in self._caches.values()))
 
     def resources(self) -> Iterator[str]:
         return (name for name, cache in self._caches.items() if cache.objects)
@@ -292,6 +339,8 @@ class Store(ABC):
                 raise Compacted(cache.compacted_revision)
             missed = cache.events_after(after, namespace, name)
         subscription = Subscription(namespace, name, after or 0, missed)
+        if self.is_finished:
+            subscription.finish()
         cache.subscriptions.add(subscription)
         return subscription
 
@@ -302,18 +351,38 @@ class Store(ABC):
         """Call `listener` with every change when it becomes visible, before the writer gets its response."""
         self._cache(resource).listeners.append(listener)
 
+    @contextmanager
+    def following(self, follower: Callable[[WatchEvent], None]) -> Iterator[None]:
+        """Call `follower` with every change of any resource during the context, after the listeners of the resource."""
+        self._followers.append(follower)
+        try:
+            yield
+        finally:
+            self._followers.remove(follower)
+
     def unwatch(self, resource: str, subscription: Subscription) -> None:
-        self._cache(resource).subscriptions.discard(subscription)
+        """End a subscription. It has no effect on a store that was cleared."""
+        if not isinstance(self._caches, ClosedCaches):
+            self._cache(resource).subscriptions.discard(subscription)
 
     def compact_events(self, before: int) -> None:
         """Remove events up to a revision from the history."""
         self._compacted_revision = max(self._compacted_revision, before)
         for cache in self._caches.values():
+            self.history_bytes -= cache.event_bytes
             while cache.events and cache.events[0].revision <= before:
                 cache.drop_oldest_event()
+            self.history_bytes += cache.event_bytes
             cache.compacted_revision = max(cache.compacted_revision, before)
 
     # -- writing
+
+    @abstractmethod
+    async def load(self) -> None:
+        """Fill the empty store with the objects of the backend. Raises StorageError.
+
+        Other tasks run meanwhile. They must not use the store until this returns.
+        """
 
     @abstractmethod
     def head(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
@@ -350,7 +419,54 @@ class Store(ABC):
     async def run(self) -> None:
         """Process writes until cancelled."""
 
+    async def finish(self) -> None:
+        """Reject further writes, wait for those in progress, and end all watches at the last revision.
+
+        A client that continues its watch at that revision in the next store with the same data misses nothing.
+        """
+        self.is_finished = True
+        await self._wait_for_writes()
+        for cache in self._caches.values():
+            for subscription in cache.subscriptions:
+                subscription.finish()
+
+    async def clear(self) -> None:
+        """Forget all objects and listeners, so that they are freed without the garbage collector.
+
+        From then on, reads raise StorageUnavailable: a request that is still in flight must not find an empty store.
+        """
+        caches, self._caches = self._caches, ClosedCaches()
+        for cache in caches.values():
+            cache.listeners.clear()
+            cache.events.clear()
+            keys = list(cache.objects)
+            async for start in sliced(range(0, len(keys), FREED_AT_ONCE)):
+                for key in keys[start : start + FREED_AT_ONCE]:
+                    del cache.objects[key]
+        self._followers.clear()
+
     # -- for subclasses
+
+    async def _fill(self, versions: Iterable[ObjectVersion], revision: int) -> None:
+        """Add all objects at a revision to the empty store, and report them to the listeners."""
+        async for version in sliced(versions):
+            cache = self._cache(version.key.resource)
+            cache.objects[version.key.namespace, version.key.name] = version
+            self.object_count += 1
+            self.object_bytes += len(version.raw)
+            self._notify(cache, WatchEvent(version.revision, None, version, version.raw))
+        self._compacted_revision = revision
+        for cache in self._caches.values():
+            cache.compacted_revision = cache.changed_revision = revision
+        self._advance_revision(revision)
+
+    @abstractmethod
+    async def _wait_for_writes(self) -> None:
+        """Wait until readers see the result of every write that was started before `finish`."""
+
+    def _check_writable(self) -> None:
+        if self.is_finished:
+            raise StorageUnavailable("the server is closing; try again")
 
     def _replace_all(self, versions: Iterable[ObjectVersion], revision: int) -> None:
         """Replace all objects with their versions at a revision."""
@@ -360,13 +476,24 @@ class Store(ABC):
             objects.setdefault(resource, {})[namespace, name] = version
         self._compacted_revision = revision
         for resource in {*self._caches, *objects}:
-            self._cache(resource).replace(objects.get(resource, {}), revision)
+            cache = self._cache(resource)
+            before, after = cache.objects, objects.get(resource, {})
+            cache.replace(after, revision)
+            if cache.listeners or self._followers:
+                for event in diff_events(before, after, revision):
+                    self._notify(cache, event)
+        loaded = [version for cache in self._caches.values() for version in cache.objects.values()]
+        self.object_count, self.object_bytes = len(loaded), sum(len(version.raw) for version in loaded)
+        self.history_bytes = 0
         self._advance_revision(revision)
 
     def _apply_event(self, key: Key, event: WatchEvent) -> None:
         """Make a change visible to readers and watchers. `_advance_revision` follows the last change of a revision."""
         resource, namespace, name = key
         cache, object_name = self._cache(resource), (namespace, name)
+        old = cache.objects.get(object_name)
+        self.object_count += (event.new is not None) - (old is not None)
+        self.object_bytes += (len(event.new.raw) if event.new is not None else 0) - (len(old.raw) if old else 0)
         if event.new is None:
             del cache.objects[object_name]
             cache.order = None
@@ -375,12 +502,30 @@ class Store(ABC):
                 cache.order = None
             cache.objects[object_name] = event.new
         cache.changed_revision = event.revision
+        self.history_bytes -= cache.event_bytes
         cache.add_event(event)
-        for listener in cache.listeners:
-            listener(event)
+        self.history_bytes += cache.event_bytes
+        if 0 < self.max_history_bytes < self.history_bytes:
+            self._shorten_history()
+        self._notify(cache, event)
         for subscription in cache.subscriptions:
             if subscription.namespace in ("", namespace) and subscription.name in ("", name):
                 subscription.push(event)
+
+    def _notify(self, cache: WatchCache, event: WatchEvent) -> None:
+        for listener in (*cache.listeners, *self._followers):
+            listener(event)
+
+    def _shorten_history(self) -> None:
+        """Drop the oldest events of the largest history, and the watchers that still hold them."""
+        cache = max(self._caches.values(), key=lambda each: each.event_bytes)
+        while self.history_bytes > self.max_history_bytes and cache.events:
+            self.history_bytes -= len(cache.events[0].raw)
+            cache.drop_oldest_event()
+        for subscription in cache.subscriptions:
+            oldest = subscription.oldest_pending_revision
+            if oldest is not None and oldest <= cache.compacted_revision:
+                subscription.drop()
 
     def _advance_revision(self, revision: int) -> None:
         """Make everything up to a revision visible to readers."""

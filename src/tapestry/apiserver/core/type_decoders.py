@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
 
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.faults import child_path
+from tapestry.apiserver.core.resource_registry import published_api
 from tapestry.apiserver.core.spec_cache import Interned, SpecCache
 from tapestry.kube.budget import checkpoint
 from tapestry.kube.objects import Object
@@ -49,6 +50,12 @@ CHECKPOINT_ITEMS = 1_000
 BASE64_PATTERN = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 QUANTITY_PATTERN = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
 GO_NAMES = {"string": "string", "boolean": "bool", "number": "float64"}
+
+
+@cache
+def published_decoders() -> "TypeDecoders":
+    """Return the decoders of the published types, which all servers of a process share."""
+    return TypeDecoders(published_api().schemas)
 
 
 class TypeDecoders:

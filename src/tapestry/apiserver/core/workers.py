@@ -5,21 +5,27 @@ other requests down but does not block them. Only functions that depend on nothi
 the store belongs to the event loop.
 
     run_if_large(size, function, ...)   run in the thread if `size` is large, or if the work exceeds a slice
+    StreamWork.run_if_large(...)        the same for a stream, after the request that started it
     reserve_memory(size)                wait until a large request may hold its objects in memory
 """
 
 import asyncio
 import gc
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from contextvars import copy_context
+from copy import copy
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from tapestry.apiserver.core.fairness import FairQueue
+from tapestry.apiserver.core.fairness import FairQueue, LimitedQueue, NestedQueue, Queue, turn
+from tapestry.apiserver.core.shared_capacity import SharedCapacity
 from tapestry.kube.budget import CURRENT_BUDGET, MAX_UNITS, Budget, SliceExceeded, checkpoint
+from tapestry.process.work_meter import CURRENT_METER
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,8 +44,14 @@ GC_RESUME_DELAY = 0.1
 """Seconds after the end of a request until its objects are freed."""
 MAX_GC_PAUSE = 30.0
 """Seconds after which young objects are collected even if large requests are in flight."""
+STREAM_STEP_SECONDS = 60.0
+"""Maximum seconds of one step of a stream."""
+SHARED_MEMORY_BYTES = 4 * MEMORY_CAPACITY_BYTES
+"""The same for all servers of a process, if there are several."""
 THREAD_SWITCH_INTERVAL = 0.001
-"""Thread switch interval in seconds while the worker thread runs."""
+"""Thread switch interval in seconds while a worker thread runs."""
+SHARED_WORK = 4
+"""Requests of servers that share threads may use the work of other requests divided by this."""
 
 
 class GarbageCollectorPause:
@@ -76,27 +88,74 @@ GC_PAUSE = GarbageCollectorPause()
 """The instance of this process."""
 
 
-class Worker:
-    """The worker thread. Users take turns in it."""
+class SwitchInterval:
+    """Switches threads more often while worker threads run."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, "large-requests")
-        self._thread_queue, self.memory_queue = FairQueue(1), FairQueue(MEMORY_CAPACITY_BYTES)
+        self._lock = threading.Lock()
+        self._running = 0
+        self._normal = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._running:
+                self._normal = sys.getswitchinterval()
+                sys.setswitchinterval(THREAD_SWITCH_INTERVAL)
+            self._running += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                sys.setswitchinterval(self._normal)
+
+
+SWITCH_INTERVAL = SwitchInterval()
+"""The instance of this process."""
+
+
+class Worker:
+    """The worker threads. Users take turns in them."""
+
+    max_units = MAX_UNITS
+    """Work that one request may use."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._executor = ThreadPoolExecutor(threads, "large-requests")
+        self.thread_queue: Queue = FairQueue(threads)
+        self.memory_queue: Queue = FairQueue(MEMORY_CAPACITY_BYTES)
+        self._shared_memory = SharedCapacity(SHARED_MEMORY_BYTES)
+
+    def share(self, owner: str) -> "Worker":
+        """Return the worker for the requests of one server. It uses one thread at a time, in turn with others."""
+        share = copy(self)
+        share.max_units = MAX_UNITS // SHARED_WORK
+        share.thread_queue = NestedQueue(self.thread_queue, owner, 1)
+        share.memory_queue = LimitedQueue(self._shared_memory, owner, MEMORY_CAPACITY_BYTES)
+        return share
 
     async def run(self, user: str, function: Callable[[], T]) -> T:
         """Return the result of the function, called in the thread in the caller's context."""
         context = copy_context()
-        async with self._thread_queue.turn(user):
-            return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, self._call, function)
+        await self.thread_queue.acquire(user)
+        try:
+            result = asyncio.get_running_loop().run_in_executor(self._executor, context.run, self._call, function)
+        except BaseException:
+            self.thread_queue.release()
+            raise
+        # not when this task continues, because others wait for the thread and the task may have to wait for its turn
+        result.add_done_callback(lambda _: self.thread_queue.release())
+        return await result
 
     def _call(self, function: Callable[[], T]) -> T:
         checkpoint()  # the deadline may have passed while it waited
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(THREAD_SWITCH_INTERVAL)
+        started = time.thread_time_ns()
         try:
-            return function()
+            with SWITCH_INTERVAL:
+                return function()
         finally:
-            sys.setswitchinterval(interval)
+            if (meter := CURRENT_METER.get()) is not None:
+                meter.thread_ns += time.thread_time_ns() - started
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -109,7 +168,8 @@ class RequestBudget(Budget):
 
     def __init__(self, worker: Worker | None, user: str) -> None:
         # as in `super`, without a call
-        self.remaining, self._floor, self._unchecked, self.is_expired = MAX_UNITS, 0, 0, None
+        units = worker.max_units if worker is not None else MAX_UNITS
+        self.remaining, self._floor, self._unchecked, self.is_expired = units, 0, 0, None
         self.worker, self.user = worker, user
         self._due, self._is_cancelled = 0.0, False
         self._held: AsyncExitStack | None = None
@@ -118,12 +178,17 @@ class RequestBudget(Budget):
         """True while this request pauses the garbage collector."""
 
     def set_timeout(self, seconds: float) -> None:
-        """Set the deadline of the request, in seconds from now."""
-        self._due = time.monotonic() + seconds
+        """Set the deadline of the request, in seconds from now, unless it has an earlier one."""
+        due = time.monotonic() + seconds
+        self._due = due if self.is_expired is None else min(self._due, due)
         self.is_expired = self._is_late
 
     def _is_late(self) -> bool:
         return self._is_cancelled or time.monotonic() >= self._due
+
+    @property
+    def is_ended(self) -> bool:
+        return self._is_cancelled
 
     async def run(self, function: Callable[[], T]) -> T:
         """Return the result of a function, called in the worker thread if there is one."""
@@ -137,7 +202,7 @@ class RequestBudget(Budget):
     async def reserve_memory(self, size: int) -> None:
         if self._held is None and self.worker is not None and size >= MEMORY_WAIT_BYTES:
             self._held = AsyncExitStack()
-            await self._held.enter_async_context(self.worker.memory_queue.turn(self.user, size))
+            await self._held.enter_async_context(turn(self.worker.memory_queue, self.user, size))
 
     async def end(self) -> None:
         """Release the resources of the request. Calling it again has no effect."""
@@ -171,6 +236,29 @@ async def run_if_large(size: int, function: Callable[P, T], *args: P.args, **nam
         except SliceExceeded:
             pass
     return await budget.run(lambda: function(*args, **named))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWork:
+    """Runs the steps of a stream, which lasts longer than the request that started it. Each has its own budget."""
+
+    worker: Worker | None
+    user: str
+
+    @classmethod
+    def of_current_request(cls) -> "StreamWork":
+        budget = current_request_budget()
+        return cls(None, "") if budget is None else cls(budget.worker, budget.user)
+
+    async def run_if_large(self, size: int, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        budget = RequestBudget(self.worker, self.user)
+        budget.set_timeout(STREAM_STEP_SECONDS)
+        reset_token = CURRENT_BUDGET.set(budget)
+        try:
+            return await run_if_large(size, function, *args, **named)
+        finally:
+            await budget.end()
+            CURRENT_BUDGET.reset(reset_token)
 
 
 async def reserve_memory(size: int) -> None:

@@ -49,9 +49,7 @@ class Definitions:
     types: TypeDecoders
     schemas: dict[tuple[str, str, str], "CompiledSchema"] = field(default_factory=dict)
 
-    def load(self) -> None:
-        for version in self.store.list_objects(DEFINITIONS):
-            self.try_serve(msgspec.json.decode(version.raw))
+    def __post_init__(self) -> None:
         self.store.on_change(DEFINITIONS, self.on_change)
 
     def on_change(self, event: WatchEvent) -> None:

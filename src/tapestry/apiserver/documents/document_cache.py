@@ -1,12 +1,17 @@
 """Cache of discovery and OpenAPI documents, which are built on first use after a change.
 
-Clients revalidate a document with its ETag. OpenAPI documents are held only in compressed form. Those of built-in
+Clients revalidate a document with its ETag. Documents are held only in compressed form. OpenAPI documents of built-in
 kinds are recorded, and read from their file. When custom resources change, only their own parts are built again.
+
+Servers without custom resources and aggregated APIs have the same documents, and share them. Documents of other servers
+are dropped when they are not used for a minute.
 """
 
+import asyncio
 import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha512
 from operator import is_
 
@@ -25,25 +30,21 @@ log = logger(__name__)
 
 COMPRESSION_LEVEL = 3
 """Level of gzip. Level 6 takes more than twice the time for documents that are a quarter smaller."""
+IDLE_SECONDS = 60.0
+"""Seconds after their last use at which the documents of one server are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     body: bytes
+    """The document, compressed with gzip."""
     etag: str
-    """A hash of the body before compression."""
-    is_compressed: bool = False
-    """True if the body is compressed with gzip."""
-
-
-def with_etag(value: Object) -> Document:
-    body = msgspec.json.encode(value)
-    return Document(body, etag_of(body))
+    """A hash of the document before compression."""
 
 
 def compressed_document(value: Object | bytes) -> Document:
     body = value if isinstance(value, bytes) else msgspec.json.encode(value)
-    return Document(gzip.compress(body, COMPRESSION_LEVEL, mtime=0), etag_of(body), is_compressed=True)
+    return Document(gzip.compress(body, COMPRESSION_LEVEL, mtime=0), etag_of(body))
 
 
 def etag_of(body: bytes) -> str:
@@ -51,7 +52,13 @@ def etag_of(body: bytes) -> str:
 
 
 def read_recorded(name: str) -> Document:
-    return Document(recorded_document(name), recorded_etags()[name], is_compressed=True)
+    return Document(recorded_document(name), recorded_etags()[name])
+
+
+@cache
+def built_in_documents() -> dict[str, Document]:
+    """Return the documents of the built-in resources, which all servers of a process share. They are added on use."""
+    return {}
 
 
 Remotes = tuple[RemoteGroupVersion, ...] | tuple[RemoteOpenApi, ...]
@@ -69,18 +76,27 @@ class GroupDocument:
 
 
 class DocumentCache:
-    """The OpenAPI and discovery documents of the served resources."""
+    """The OpenAPI and discovery documents of the served resources.
 
-    def __init__(self, registry: ResourceRegistry) -> None:
-        self._registry = registry
+    `built_in` has the documents that were built from the built-in resources of `registry` only.
+    """
+
+    def __init__(self, registry: ResourceRegistry, built_in: dict[str, Document]) -> None:
+        self._registry, self._built_in = registry, built_in
         self._groups: dict[str, GroupDocument] = {}
         """The OpenAPI v3 documents with custom resources by name."""
         self._parts = CustomParts()
         self._generation = -1
         self._documents: dict[str, tuple[Remotes, Document]] = {}
+        self._used_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
 
     async def openapi_v3_index(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
-        return await self._cached_large("index", lambda: with_etag(self._index(remotes)), remotes)
+        return await self._cached("index", lambda: compressed_document(self._index(remotes)), remotes)
 
     async def openapi_v3(self, path: str) -> Document:
         """The document of a path below /openapi/v3. Raises KeyError if there is none."""
@@ -88,6 +104,7 @@ class DocumentCache:
         custom = custom_resources(self._registry).get(name)
         if custom is None:
             return read_recorded(name)
+        self._drop_when_idle()
         cached = self._groups.get(name)
         if cached is not None and cached.document is not None and cached.custom == custom:
             return cached.document
@@ -97,35 +114,57 @@ class DocumentCache:
         remotes = tuple(each for each in remotes if each.v2 is not None)
         if not remotes and not custom_resources(self._registry):
             return read_recorded("v2")
-        return await self._cached_large("swagger", lambda: compressed_document(self._openapi_v2(remotes)), remotes)
+        return await self._cached("swagger", lambda: compressed_document(self._openapi_v2(remotes)), remotes)
 
     async def openapi_v2_protobuf(self, remotes: tuple[RemoteOpenApi, ...] = ()) -> Document:
         """The OpenAPI v2 document in protobuf, for Go clients."""
         remotes = tuple(each for each in remotes if each.v2 is not None)
-        return await self._cached_large(
+        return await self._cached(
             "swagger protobuf", lambda: compressed_document(self._openapi_v2_protobuf(remotes)), remotes
         )
 
-    def aggregated_discovery(self, remotes: tuple[RemoteGroupVersion, ...] = (), *, legacy: bool) -> Document:
+    async def aggregated_discovery(self, remotes: tuple[RemoteGroupVersion, ...] = (), *, legacy: bool) -> Document:
         """The aggregated documents of /api and /apis."""
-        name = "api" if legacy else "apis"
-        self._drop_stale()
-        if (cached := self._current(name, remotes)) is not None:
-            return cached
-        document = with_etag(discovery.aggregated_discovery(self._registry, remotes, legacy=legacy))
-        self._documents[name] = remotes, document
-        return document
+        return await self._cached(
+            "api" if legacy else "apis",
+            lambda: compressed_document(discovery.aggregated_discovery(self._registry, remotes, legacy=legacy)),
+            remotes,
+        )
 
-    async def _cached_large(self, name: str, make: Callable[[], Document], remotes: Remotes) -> Document:
-        """Build a large document in a worker thread. If it is outdated by then, it is returned but not cached."""
+    async def _cached(self, name: str, make: Callable[[], Document], remotes: Remotes) -> Document:
+        """Build a document in a worker thread. If it is outdated by then, it is returned but not cached."""
         self._drop_stale()
-        if (cached := self._current(name, remotes)) is not None:
-            return cached
-        generation = self._generation
-        document = await run_if_large(LARGE_BYTES, make)
-        if self._generation == generation == self._registry.generation:
-            self._documents[name] = remotes, document
-        return document
+        is_built_in = not remotes and not any(info.is_custom for info in self._registry)
+        cached = self._built_in.get(name) if is_built_in else self._current(name, remotes)
+        if cached is None:
+            generation = self._generation
+            cached = await run_if_large(LARGE_BYTES, make)
+            if self._generation == generation == self._registry.generation:
+                if is_built_in:
+                    self._built_in[name] = cached
+                else:
+                    self._documents[name] = remotes, cached
+        if not is_built_in:
+            self._drop_when_idle()
+        return cached
+
+    def _drop_when_idle(self) -> None:
+        """Drop all documents of this server unless this is called again in time."""
+        loop = asyncio.get_running_loop()
+        self._used_at = loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = loop.call_later(IDLE_SECONDS, self._drop_if_idle)
+
+    def _drop_if_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = self._used_at + IDLE_SECONDS
+        if loop.time() < due:
+            self._idle_timer = loop.call_at(due, self._drop_if_idle)
+            return
+        self._idle_timer = None
+        self._documents, self._parts = {}, CustomParts()
+        for each in list(self._groups.values()):  # copied, because a thread may add one
+            each.document = None
 
     def _current(self, name: str, remotes: Remotes) -> Document | None:
         """Return a cached document if it was built from the same documents of other servers."""

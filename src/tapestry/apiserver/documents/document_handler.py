@@ -12,7 +12,7 @@ from tapestry.apiserver.core.codec import JSON, accepted_types, negotiated_form
 from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.resource_registry import ResourceRegistry
 from tapestry.apiserver.core.responses import ApiResponse, PathHandler, json_response
-from tapestry.apiserver.core.workers import LARGE_BYTES, run_if_large
+from tapestry.apiserver.core.workers import run_if_large
 from tapestry.apiserver.documents import discovery
 from tapestry.apiserver.documents.document_cache import Document, DocumentCache
 from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
@@ -73,8 +73,8 @@ class DocumentHandler:
             if each.form == discovery.AGGREGATED and each.parameters.get("v") == "v2":
                 content_type = f"{JSON};g=apidiscovery.k8s.io;v=v2;as={discovery.AGGREGATED}"
                 remotes = () if legacy else await self.aggregator.documents.discovery()
-                document = self.documents.aggregated_discovery(remotes, legacy=legacy)
-                return etag_response(call, document, content_type)
+                document = await self.documents.aggregated_discovery(remotes, legacy=legacy)
+                return await uncompressed_response(call, document, content_type)
             if not each.form:
                 break
         if legacy:
@@ -95,13 +95,18 @@ class DocumentHandler:
 
 
 async def openapi_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:
-    """Return a document, compressed if it is stored so and the client accepts it."""
+    """Return a document, compressed if the client accepts it."""
     response = etag_response(call, document, content_type)
-    if not document.is_compressed or response.status != 200:
-        return response
-    if accepts_gzip(call.headers.get("accept-encoding", "")):
+    if response.status == 200 and accepts_gzip(call.headers.get("accept-encoding", "")):
         return replace(response, headers={**response.headers, "Content-Encoding": "gzip"})
-    return replace(response, body=await run_if_large(LARGE_BYTES, decompress, document.body))
+    return await uncompressed_response(call, document, content_type)
+
+
+async def uncompressed_response(call: Call, document: Document, content_type: str) -> ApiResponse:
+    response = etag_response(call, document, content_type)
+    if response.status != 200:
+        return response
+    return replace(response, body=await run_if_large(len(document.body), decompress, document.body))
 
 
 def etag_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:

@@ -7,6 +7,7 @@ are divided by content: objects by their keys, all other values not at all.
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -352,12 +353,19 @@ SCHEMALESS.values = SCHEMALESS
 """Schema of values that no schema describes."""
 
 
+@cache
+def published_merge_schemas() -> dict[str, MergeSchema]:
+    """Return the merge schemas of the published types, which all servers of a process share and complete."""
+    return {}
+
+
 class MergeSchemas:
     """Merge schemas of all kinds: from the published types for built-in kinds, from the CRD for custom resources."""
 
-    def __init__(self, types: Mapping[str, Any]) -> None:
+    def __init__(self, types: Mapping[str, Any], by_type_name: dict[str, MergeSchema] | None = None) -> None:
         self._types = types
-        self._by_type_name: dict[str, MergeSchema] = {}
+        self._by_type_name = by_type_name if by_type_name is not None else {}
+        """Schemas of published types; several servers may share them."""
         self._custom: dict[str, tuple[Object, MergeSchema]] = {}
         self._empty_objects: dict[tuple[str, str], Object] = {}
 

@@ -110,7 +110,8 @@ class Reader:
         items = None
         if with_list:
             try:
-                items = await matching_versions(self.store.list_objects(info.storage, target.namespace), selection)
+                existing = self.store.list_objects(info.storage, target.namespace, selection.name)
+                items = await matching_versions(existing, selection)
             except BaseException:
                 self.store.unwatch(info.storage, subscription)
                 raise

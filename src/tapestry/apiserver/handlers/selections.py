@@ -12,7 +12,7 @@ from tapestry.apiserver.core.requests import Query
 from tapestry.apiserver.core.resource_registry import SELECTABLE_FIELDS, ResourceInfo
 from tapestry.apiserver.core.store import ObjectVersion
 from tapestry.apiserver.core.workers import LARGE_BYTES, LARGE_SELECTION, run_if_large
-from tapestry.kube.budget import checkpoint
+from tapestry.kube.budget import charge, checkpoint
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.selectors import (
     FieldSelector,
@@ -69,6 +69,7 @@ class Selection:
 
 def cache_field_values(version: ObjectVersion, path: str) -> None:
     """Cache the text of a field, and of the fields that are usually selected together with it."""
+    charge(len(version.raw) // 32)
     obj: Object = msgspec.json.decode(version.raw)
     for each in (path, *SELECTABLE_FIELDS.get(version.key.resource, ())):
         version.field_values[each] = field_text(obj, each)
@@ -107,9 +108,7 @@ async def matching_versions(versions: Sequence[ObjectVersion], selection: Select
     matches = selection.matches
     if matches is None:
         return versions
-    if len(versions) <= LARGE_SELECTION:
-        return [version for version in versions if matches(version)]
-    return await run_if_large(LARGE_BYTES, filter_versions, versions, matches)
+    return await run_if_large(LARGE_BYTES if len(versions) > LARGE_SELECTION else 0, filter_versions, versions, matches)
 
 
 def filter_versions(versions: Iterable[ObjectVersion], matches: Callable[[ObjectVersion], bool]) -> list[ObjectVersion]:

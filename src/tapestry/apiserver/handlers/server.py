@@ -86,12 +86,13 @@ class Server:
     """Handlers by resource (`*` for any) and subresource, which may be empty: `("pods", "eviction")`."""
     path_handlers: Mapping[str, PathHandler] = field(default_factory=dict)
     """Handlers by the first segment of a non-resource path: `metrics`, `readyz`."""
-    close_callbacks: Sequence[Callable[[], Awaitable[None]]] = ()
-    """Close connections to other servers."""
+    close_callbacks: Sequence[Callable[[], Awaitable[None] | None]] = ()
+    """Close connections to other servers, and clear caches."""
 
     async def close(self) -> None:
         for close in self.close_callbacks:
-            await close()
+            if (closing := close()) is not None:
+                await closing
 
     async def handle(self, call: Call) -> Response:
         """Return the response; errors are responses too."""

@@ -29,6 +29,7 @@ from tapestry.apiserver.core.requests import (
 )
 from tapestry.apiserver.core.resource_registry import ALLOWS_CREATE_ON_UPDATE, RETURNS_DELETED_OBJECT, ResourceInfo
 from tapestry.apiserver.core.storage_codec import DECODER, ENCODER, StorageCodec, encode_for_storage
+from tapestry.apiserver.core.storage_limits import StorageLimits
 from tapestry.apiserver.core.store import Key, ObjectVersion, Store, VersionConflict
 from tapestry.apiserver.core.workers import LARGE_BYTES, reserve_memory, run_if_large
 from tapestry.apiserver.handlers import writes
@@ -73,6 +74,7 @@ class Verbs:
     """The part of `validate` that also runs for writes without changes: policies and webhooks."""
     authorize: Authorize = allow_all
     """Authorizes the create that a PUT or an apply may result in; the server has authorized the verb itself."""
+    storage_limits: StorageLimits | None = None
 
     async def create(self, request: WriteRequest, body: Any) -> bytes:
         """Admit, validate and store a new object; retry if its generated name is taken."""
@@ -99,7 +101,7 @@ class Verbs:
             if (head := self.store.head(*key)) is not None:
                 if base and not given_name:
                     continue
-                raise api_errors.already_exists(resource, name, is_deleting=is_deleting(DECODER.decode(head.raw)))
+                raise api_errors.already_exists(resource, name, is_deleting=is_deleting(await decode_object(head.raw)))
             if request.is_dry_run:
                 return ENCODER.encode(validated)
             try:
@@ -108,7 +110,7 @@ class Verbs:
                     if info.conversion_webhook
                     else encode_for_storage(info, validated)
                 )
-                raw = (await self.store.put(key, None, encoder, request.claim)).raw
+                raw = (await self.limited_store.put(key, None, encoder, request.claim)).raw
                 return raw if info.is_plain else await self.codec.from_storage(info, raw)
             except VersionConflict:
                 continue
@@ -197,7 +199,7 @@ class Verbs:
                 if writes.is_removable(validated):
                     return await self.codec.from_storage(info, (await self.store.delete(key, head, encoder)).raw)
                 return await self.codec.from_storage(
-                    info, (await self.store.put(key, head, encoder, request.claim)).raw
+                    info, (await self.limited_store.put(key, head, encoder, request.claim)).raw
                 )
             except VersionConflict:
                 continue
@@ -236,7 +238,7 @@ class Verbs:
             head = self.store.head(*key)
             if head is None:
                 raise api_errors.not_found(info.resource, target.name)
-            current: Object = DECODER.decode(await self.codec.from_storage(info, head.raw))
+            current = await decode_object(await self.codec.from_storage(info, head.raw))
             remaining = writes.deleted_object(info, current, options, self.now())
             for step in self.delete_steps:
                 await step(request, current)
@@ -292,6 +294,10 @@ class Verbs:
             if error.code != 404:
                 raise
 
+    @property
+    def limited_store(self) -> Store | StorageLimits:
+        return self.storage_limits or self.store
+
     def is_unrestricted(self, info: ResourceInfo) -> bool:
         return self.unrestricted and info.resource.name not in APPROVED_IN_STATUS
 
@@ -303,3 +309,14 @@ class Verbs:
             why = "Required value: name or generateName is required"
             raise api_errors.invalid_field(info.resource, "", "metadata.name", why)
         return base[:58] + generated_suffix(self.random.random())
+
+
+async def decode_object(raw: bytes) -> Object:
+    """Decode an object, in the worker thread if it is large."""
+    result: Object
+    if len(raw) < LARGE_BYTES:
+        result = DECODER.decode(raw)
+    else:
+        await reserve_memory(len(raw))
+        result = await run_if_large(len(raw), DECODER.decode, raw)
+    return result

@@ -16,7 +16,7 @@ from tapestry.kube.budget import checkpoint
 from tapestry.kube.objects import Object
 
 TABLE, PARTIAL, PARTIAL_LIST = "Table", "PartialObjectMetadata", "PartialObjectMetadataList"
-MAX_COPIED_BYTES = 8 << 20
+MAX_COPIED_BYTES = 1 << 20
 """Maximum total size of objects that are joined into one list body; longer lists are sent in chunks."""
 FORMS = frozenset({TABLE, PARTIAL, PARTIAL_LIST})
 
@@ -54,12 +54,12 @@ def scale_view(obj: Object, form: str, include: str) -> Object:
 
 async def encode_collection(
     info: ResourceInfo, listing: ListResult, form: str, include: str
-) -> Sequence[bytes | memoryview]:
-    """Return a list as consecutive chunks."""
+) -> Iterable[bytes | memoryview]:
+    """Return a list as consecutive parts."""
     size = sum(map(len, listing.items))
     if not form:
         if size > MAX_COPIED_BYTES:
-            return encode_list_chunks(info, listing.metadata, listing.items)
+            return encoded_list_parts(info, listing.metadata, listing.items)
         return [encode_list(info, listing.metadata, listing.items)]
     encode = table_chunks if form == TABLE else partial_list_chunks
     return await run_if_large(size if size >= LARGE_LIST_BYTES else 0, encode, info, listing, include)
@@ -76,14 +76,16 @@ def encode_list(info: ResourceInfo, metadata: Object, items: Sequence[bytes]) ->
     return separator.join((b"".join((begin, parts[0])), *parts[1:-1], b"".join((parts[-1], end))))
 
 
-def encode_list_chunks(info: ResourceInfo, metadata: Object, items: Sequence[bytes]) -> Sequence[bytes | memoryview]:
-    """Return the same text as `encode_list` in chunks, without a copy of the objects."""
-    begin, separator, parts, end = list_segments(info, metadata, items)
-    result: list[bytes | memoryview] = [begin]
-    for each in parts:
-        result += (each, separator)
-    result[-1] = end if parts else begin + end
-    return result
+def encoded_list_parts(info: ResourceInfo, metadata: Object, items: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the same text as `encode_list` in parts. Each is encoded when it is needed."""
+    begin, separator, _, end = list_segments(info, metadata, ())
+    kind = b"" if info.is_custom else item_prefix(info)
+    yield begin
+    before = b""
+    for each in items:
+        yield before + (b"{" + each[len(kind) :] if kind and each.startswith(kind) else each)
+        before = separator
+    yield end
 
 
 def list_segments(
@@ -94,10 +96,16 @@ def list_segments(
     head = {"kind": info.list_kind, "apiVersion": resource.api_version, "metadata": metadata}
     begin, separator, end = ENCODER.encode(head)[:-1] + b',"items":[', b",", b"]}"
     if not info.is_custom and items:
-        kind = api_version_prefix(resource.api_version) + b',"kind":"%b",' % resource.kind.encode()
+        kind = item_prefix(info)
         if all(each.startswith(kind) for each in items):
             return begin + b"{", b",{", [memoryview(each)[len(kind) :] for each in items], end
     return begin, separator, items, end
+
+
+def item_prefix(info: ResourceInfo) -> bytes:
+    """Return the start of a stored object that items of lists do not have."""
+    resource = info.resource
+    return api_version_prefix(resource.api_version) + b',"kind":"%b",' % resource.kind.encode()
 
 
 def table_chunks(info: ResourceInfo, listing: ListResult, include: str) -> Sequence[bytes]:

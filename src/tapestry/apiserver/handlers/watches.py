@@ -1,11 +1,11 @@
 """Watch responses: each watcher gets each visible change once, in order. Encodings are shared.
 
 A watch at a compacted revision ends with the error Expired. A watch that falls too far behind ends without an error;
-its client resumes at the last revision it received.
+its client resumes at the last revision it received. When the store finishes, watches end with a bookmark.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +22,8 @@ FINAL_BOOKMARK_SECONDS = 2.0
 """Seconds before its end at which a watch sends a final bookmark, so that the next watch resumes there."""
 BATCH_SIZE = 256
 """Maximum number of objects or events per chunk."""
+BATCH_BYTES = 1 << 18
+"""Maximum size in bytes of the objects or events of a chunk, if there is more than one."""
 INLINE_EVENTS = 16
 """Number of events that are always encoded on the event loop."""
 CLOCK_TOLERANCE = 0.01
@@ -29,6 +31,7 @@ CLOCK_TOLERANCE = 0.01
 INITIAL_EVENTS_END = {"k8s.io/initial-events-end": "true"}
 
 T = TypeVar("T")
+Stored = TypeVar("Stored", ObjectVersion, WatchEvent)
 Matches = Callable[[ObjectVersion], bool] | None
 Encode = Callable[[bytes], bytes]
 """Encodes an object in the requested form."""
@@ -93,12 +96,13 @@ class WatchResponse:
                     self.revision = events[-1].revision
                     if self.convert is not None:
                         await self._cache_converted(self.convert, events)
-                    for start in range(0, len(events), BATCH_SIZE):
-                        batch = events[start : start + BATCH_SIZE] if len(events) > BATCH_SIZE else events
-                        is_fast = len(batch) < INLINE_EVENTS or not self.encoder.decodes_objects
-                        if text := self._lines(batch) if is_fast else await self._slow_lines(batch):
+                    for batch in batches(events):
+                        if text := await self._slow_lines(batch) if self._is_slow(batch) else self._lines(batch):
                             yield text
                 elif self.subscription.dropped:
+                    return
+                if self.subscription.is_finished and not self.subscription.has_pending_events:
+                    yield self._final_bookmark()
                     return
                 if (
                     self.allow_bookmarks
@@ -126,8 +130,9 @@ class WatchResponse:
         objects, self.initial_objects = self.initial_objects, None
         if objects is None:
             return
-        for start in range(0, len(objects), BATCH_SIZE):
-            yield await self._encode_added(objects[start : start + BATCH_SIZE])
+        for batch in batches(objects):
+            yield await self._encode_added(batch)
+            await asyncio.sleep(0)  # a client that reads fast would let the watch continue at once
         if self.allow_bookmarks and self.send_initial_end:
             yield self._bookmark({"annotations": INITIAL_EVENTS_END})
 
@@ -150,8 +155,15 @@ class WatchResponse:
             return b"".join([self._line(event, change_type(event)) for event in events])
         return b"".join([self._line(event, what) for event, what in self._visible_changes(events)])
 
+    def _is_slow(self, events: Sequence[WatchEvent]) -> bool:
+        """Return whether many objects, or large ones, are decoded to encode or to select events."""
+        if self.encoder.decodes_objects and len(events) >= INLINE_EVENTS:
+            return True
+        may_decode = self.encoder.decodes_objects or self.matches is not None
+        return may_decode and any(len(event.raw) >= LARGE_BYTES for event in events)
+
     async def _slow_lines(self, events: Sequence[WatchEvent]) -> bytes:
-        """Like `_lines`, for many events whose objects must be decoded."""
+        """Like `_lines`, in the worker thread."""
         is_shared = self.store.watcher_count(self.info.storage) > 1
         encoded = await self._run(
             LARGE_BYTES,
@@ -195,6 +207,11 @@ class WatchResponse:
     def _encode_object(self, raw: bytes) -> bytes:
         return self.encoder.encode(raw) if self.encoder.encode else raw
 
+    def _final_bookmark(self) -> bytes:
+        """Return a bookmark at the last revision of the store; nothing if the client requested no bookmarks."""
+        self.revision = max(self.revision, self.store.revision)
+        return self._bookmark({}) if self.allow_bookmarks else b""
+
     def _bookmark(self, metadata: Object) -> bytes:
         resource = self.info.resource
         fields = {"resourceVersion": str(self.revision), **metadata}
@@ -204,6 +221,18 @@ class WatchResponse:
         return watch_line(
             "BOOKMARK", self.encoder.encode_bookmark(raw) if self.encoder.encode_bookmark is not None else raw
         )
+
+
+def batches(items: Sequence[Stored]) -> Iterator[Sequence[Stored]]:
+    """Yield the objects or events in parts with a maximum number and, except for single ones, a maximum size."""
+    start = size = 0
+    for index, item in enumerate(items):
+        if index - start >= BATCH_SIZE or (size + len(item.raw) > BATCH_BYTES and index > start):
+            yield items[start:index]
+            start, size = index, 0
+        size += len(item.raw)
+    if start < len(items):
+        yield items[start:] if start else items
 
 
 def change_type(event: WatchEvent) -> EventType:

@@ -44,7 +44,7 @@ class Exchange:
     """A request and its response."""
 
     __slots__ = (
-        *("_is_chunked", "_pieces", "_waiter", "connection"),
+        *("_is_chunked", "_pieces", "_waiter", "base_path", "connection"),
         *("headers", "is_response_started", "is_complete", "is_upgrade", "keep_alive", "method", "header_pairs"),
         *("target", "version"),
     )
@@ -55,6 +55,8 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
         self._is_chunked = False
         self.method, self.target, self.version = "", b"", ""
+        self.base_path = ""
+        """Prefix that a listener with several servers has removed from the target."""
         self.header_pairs: list[tuple[str, str]] = []
         """Headers in the order of arrival, with names in lower case."""
         self.headers: dict[str, str] = {}
@@ -217,6 +219,7 @@ class HttpConnection(asyncio.Protocol):
     peer = ""
     owner = ""
     """Name of the user, after a request was authenticated."""
+    limiter: ConnectionLimiter | None = None
     tls: ssl.SSLObject | None = None
     _transport: asyncio.Transport
 
@@ -259,7 +262,8 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self._listener.connections.discard(self)
-        self._listener.connection_limiter.remove(self)
+        if self.limiter is not None:
+            self.limiter.remove(self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self.task is not None and not self._is_upgraded:

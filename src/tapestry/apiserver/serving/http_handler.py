@@ -9,28 +9,29 @@ import asyncio
 import hashlib
 import ssl
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Awaitable, Coroutine, Mapping, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 from multidict import CIMultiDict
 
 from tapestry.apiserver.access.authentication import KUBECTL_AGENT, UNAUTHENTICATED, Credentials, UnionAuthenticator
-from tapestry.apiserver.access.client_certificates import is_verified
+from tapestry.apiserver.access.client_certificates import is_verified, verified_chain
 from tapestry.apiserver.access.impersonation import HEADER_PREFIX
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.requests import MASTERS_GROUP, WRITE_VERBS, Call, Query, User
 from tapestry.apiserver.core.responses import ApiResponse, ChunkedBody, SessionResponse, Stream, status_response
 from tapestry.apiserver.handlers.watches import WatchResponse
+from tapestry.apiserver.serving.active_requests import ActiveRequests, RequestKind
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.apiserver.serving.http_server import HttpServer
-from tapestry.apiserver.serving.inflight_limiter import InflightLimiter
+from tapestry.apiserver.serving.inflight_limiter import InflightLimiter, WatchLimiter
 from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.serving.uploads import Upload, UploadBudget
@@ -54,6 +55,13 @@ WATCH_HEAD = ApiResponse(200, b"")
 """Status and headers of a watch."""
 
 
+class RequestScheduler(Protocol):
+    """Scheduler of the requests of one server."""
+
+    def run(self, work: Coroutine[Any, Any, None]) -> Awaitable[None]:
+        """Run the work of a request when it is its turn."""
+
+
 @dataclass(frozen=True)
 class HttpHandler:
     """Serves `server` over HTTP for authenticated users."""
@@ -68,8 +76,22 @@ class HttpHandler:
     connection_limiter: ConnectionLimiter = field(default_factory=ConnectionLimiter)
     upload_budget: UploadBudget = field(default_factory=UploadBudget)
     """Memory budget of bodies that are arriving."""
+    watch_limiter: WatchLimiter = field(default_factory=WatchLimiter)
+    scheduler: RequestScheduler | None = None
+    """Schedules requests of servers that share a process; without one, they run at once."""
+    active_requests: ActiveRequests = field(default_factory=ActiveRequests)
 
-    async def handle(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange, credentials: Credentials | None = None) -> None:
+        """Handle a request. `credentials` are those of the exchange, if the caller has verified its certificate."""
+        connection = exchange.connection
+        self.active_requests.begin(connection)
+        try:
+            work = self._handle(exchange, credentials or credentials_of(exchange))
+            await (work if self.scheduler is None else self.scheduler.run(work))
+        finally:
+            self.active_requests.end(connection)
+
+    async def _handle(self, exchange: Exchange, credentials: Credentials) -> None:
         try:
             path, query = path_and_query(exchange)
         except ValueError:
@@ -77,11 +99,12 @@ class HttpHandler:
             return
         user = UNKNOWN_USER
         try:
-            user = self.authenticate(credentials_of(exchange))
+            user = self.authenticate(credentials)
             if self.kubectl_disabled and exchange.headers.get("user-agent", "").startswith(KUBECTL_AGENT):
                 raise api_errors.kubectl_disabled()
             is_master = MASTERS_GROUP in user.groups
-            if exchange.connection.owner != user.name:
+            connection = exchange.connection
+            if connection.owner != user.name or connection.limiter is not self.connection_limiter:
                 self._assign_connection(exchange, user, exempt=is_master)
             await self._handle_within_limits(
                 exchange, path, query, user, exempt=is_master or path.startswith(PROBE_PATHS)
@@ -112,12 +135,16 @@ class HttpHandler:
     async def _handle_within_limits(
         self, exchange: Exchange, path: str, query: Query, user: User, *, exempt: bool
     ) -> None:
-        """Handle a request within the inflight limits; watches are exempt, uploads get a slot when complete."""
+        """Handle a request within the limits; watches have their own, uploads get a slot when complete."""
         method = exchange.method
         if exchange.is_complete or method not in WRITE_VERBS:  # other bodies are ignored
             call = call_of(exchange, path, query, user, exchange.body() if exchange.is_complete else b"")
             if is_maybe_long_running(exchange, path, query) and self.server.is_long_running(call):
-                await self._handle_call(exchange, call)
+                self.watch_limiter.acquire()
+                try:
+                    await self._handle_call(exchange, call)
+                finally:
+                    self.watch_limiter.release()
                 return
             slot = self.inflight_limiter.acquire(method, user.name, exempt=exempt)
             try:
@@ -133,17 +160,21 @@ class HttpHandler:
             upload.close(self.inflight_limiter.release)
 
     async def _handle_call(self, exchange: Exchange, call: Call) -> None:
-        response = await self.server.handle(call)
+        response, connection = await self.server.handle(call), exchange.connection
         if isinstance(response, WatchResponse):
+            self.active_requests.classify(connection, RequestKind.WATCH)
             await send_stream(exchange, WATCH_HEAD, response, response.timeout + WATCH_CLOSE_SECONDS)
         elif isinstance(response, SessionResponse):
+            self.active_requests.classify(connection, RequestKind.SESSION)
             try:
                 await response.run(exchange.upgrade(response.headers))
             finally:
                 response.end()
         elif response.stream is not None:
-            timeout = self.timeout if isinstance(response.stream, ChunkedBody) else None
-            await send_stream(exchange, response, response.stream, timeout)
+            is_complete = isinstance(response.stream, ChunkedBody)
+            if not is_complete:
+                self.active_requests.classify(connection, RequestKind.SESSION)
+            await send_stream(exchange, response, response.stream, self.timeout if is_complete else None)
         elif len(response.body) <= MAX_UNBUFFERED_BYTES and not exchange.is_write_blocked:
             send_response(exchange, response)
         else:
@@ -179,13 +210,22 @@ def call_of(exchange: Exchange, path: str, query: Query, user: User, body: bytes
         body_reader=upload,
         header_pairs=exchange.header_pairs,
         is_upgrade=exchange.is_upgrade,
+        base_path=exchange.base_path,
     )
 
 
+Subject = dict[str, list[str]]
+"""Subject of a verified client certificate, and its digest as `sha256`; empty without a certificate."""
+
+
 def credentials_of(exchange: Exchange) -> Credentials:
-    headers = exchange.headers
     tls = exchange.connection.tls
-    certificate = verified_subject(tls, time.time()) if tls is not None else {}
+    return credentials_with(exchange, verified_subject(tls, time.time()) if tls is not None else {})
+
+
+def credentials_with(exchange: Exchange, certificate: Subject | None) -> Credentials:
+    """Return the credentials of a request with this certificate; None is an unverified one."""
+    headers = exchange.headers
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return Credentials(
         bearer_token=token.strip() if scheme.lower() == "bearer" else "",
@@ -198,9 +238,9 @@ def credentials_of(exchange: Exchange) -> Credentials:
 
 
 class PeerCertificate(NamedTuple):
-    """A verified client certificate: its subject and digest, and its expiry in Unix time."""
+    """A verified client certificate as in `Credentials`, and its expiry in Unix time."""
 
-    subject: dict[str, list[str]]
+    subject: Subject
     expires: float
 
 
@@ -208,7 +248,7 @@ PEER_CERTIFICATES: WeakKeyDictionary[ssl.SSLObject, PeerCertificate] = WeakKeyDi
 """Certificates by connection, because parsing one is slow."""
 
 
-def verified_subject(tls: ssl.SSLObject, now: float) -> dict[str, list[str]] | None:
+def verified_subject(tls: ssl.SSLObject, now: float) -> Subject | None:
     """Return the subject of the client certificate: empty without one, None if it is unverified or expired."""
     result = PEER_CERTIFICATES.get(tls)
     if result is None:
@@ -222,14 +262,14 @@ def peer_certificate(tls: ssl.SSLObject) -> PeerCertificate:
         return PeerCertificate({}, inf)
     if not is_verified(tls):
         return PeerCertificate({}, -inf)
-    digest = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest()
-    return PeerCertificate(
-        {**subject_of(certificate), "sha256": [digest]}, ssl.cert_time_to_seconds(certificate["notAfter"])
-    )
+    chain = [hashlib.sha256(each).hexdigest() for each in verified_chain(tls)]
+    not_before, not_after = (ssl.cert_time_to_seconds(certificate[each]) for each in ("notBefore", "notAfter"))
+    identity = {"sha256": chain[:1], "chain": chain, "serialNumber": [certificate["serialNumber"]]}
+    return PeerCertificate({**subject_of(certificate), **identity, "notBefore": [str(not_before)]}, not_after)
 
 
-def subject_of(certificate: Mapping[str, Any]) -> dict[str, list[str]]:
-    result: dict[str, list[str]] = {}
+def subject_of(certificate: Mapping[str, Any]) -> Subject:
+    result: Subject = {}
     for parts in certificate.get("subject", ()):
         for name, value in parts:
             result.setdefault(name, []).append(value)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
+from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import HttpConnection, Listener
 from tapestry.process.logs import logger
 
@@ -28,6 +29,7 @@ class Handshake(asyncio.Protocol):
     """
 
     peer = owner = ""
+    limiter: ConnectionLimiter | None = None
     is_idle = True
 
     def __init__(self, http_server: "HttpServer", context: ssl.SSLContext) -> None:
@@ -61,6 +63,8 @@ class Handshake(asyncio.Protocol):
         if self._pending_socket is not None:  # the task has not started and is cancelled
             self._pending_socket.close()
             self.finish()
+
+    close = abort
 
     def finish(self) -> None:
         """Stop tracking the handshake after success or failure."""

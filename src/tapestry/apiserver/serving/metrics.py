@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from tapestry.apiserver.core.requests import Attributes, Call, Target, is_connect
-from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.responses import ApiResponse, PathHandler
 from tapestry.apiserver.core.store import Store
 from tapestry.process import metrics
 
@@ -19,6 +20,8 @@ DURATION_BUCKETS = (
 )
 SIZE_BUCKETS = tuple(10.0**power for power in range(3, 10))
 COMPONENT = "apiserver"
+CUSTOM = "custom"
+"""Group and resource of custom kinds whose names are not to be known."""
 
 REQUESTS = Counter(
     "apiserver_request_total", "Number of requests by resource, verb and status code.", [*REQUEST_LABELS, "code"]
@@ -49,8 +52,21 @@ CONNECTIONS_REFUSED = Counter(
 )
 
 
+class CallMetrics(Protocol):
+    """Metrics of one kind of request."""
+
+    def observe(self, code: int, seconds: float) -> None:
+        """Count a response."""
+
+    def observe_size(self, size: int) -> None:
+        """Count the bytes of a response to a read."""
+
+    def count_long_running(self, change: int) -> None:
+        """Count a watch or a session that starts or ends."""
+
+
 class RequestMetrics:
-    """Metrics of one kind of request; each series is created on first use."""
+    """Metrics of one kind of request in this process; each series is created on first use."""
 
     def __init__(self, *labels: str) -> None:
         self._labels = labels
@@ -66,19 +82,26 @@ class RequestMetrics:
     def _seconds(self) -> Histogram:
         return DURATIONS.labels(*self._labels)
 
+    def observe_size(self, size: int) -> None:
+        self._sizes.observe(size)
+
+    def count_long_running(self, change: int) -> None:
+        self._long_running.inc(change)
+
     @cached_property
-    def sizes(self) -> Histogram:
+    def _sizes(self) -> Histogram:
         return SIZES.labels(self._labels[0], *self._labels[2:])
 
     @cached_property
-    def long_running(self) -> Gauge:
+    def _long_running(self) -> Gauge:
         return LONG_RUNNING.labels(self._labels[0], *self._labels[2:])
 
 
 request_metrics = lru_cache(maxsize=4096)(RequestMetrics)
 
 
-def metrics_for_call(call: Call, attributes: Attributes) -> RequestMetrics:
+def metrics_for_call(call: Call, attributes: Attributes, *, names_custom_kinds: bool = True) -> RequestMetrics:
+    """Return the metrics of this process for a request. Without their names, custom kinds have a label in common."""
     dry_run = "All" if "dryRun" in call.query else ""
     target = attributes.target
     if target is None:
@@ -87,6 +110,8 @@ def metrics_for_call(call: Call, attributes: Attributes) -> RequestMetrics:
     verb = METRIC_VERBS.get(attributes.verb, "other") if not is_connect(target) else "CONNECT"
     if verb == "PATCH" and call.headers.get("content-type", "").startswith("application/apply-patch"):
         verb = "APPLY"
+    if not names_custom_kinds and (target.info.is_custom or target.info.is_remote):
+        return request_metrics(verb, dry_run, CUSTOM, "", CUSTOM, "", scope_of(attributes.verb, target), COMPONENT)
     if target.info.is_remote:  # clients may send any name
         return request_metrics(verb, dry_run, resource.group, resource.version, "", "", "", COMPONENT)
     labels = (resource.group, resource.version, resource.plural, target.subresource, scope_of(attributes.verb, target))
@@ -116,6 +141,10 @@ class ServerCollector:
     """Requests in flight, by kind: `readOnly`, `mutating`."""
     connections: Callable[[], Mapping[str, int]]
     """Open connections, by state: `authenticated`, `unauthenticated`."""
+    watches: Callable[[], int] = lambda: 0
+    """Open watches, followed logs and sessions."""
+    rejected_writes: Callable[[], int] = lambda: 0
+    """Writes that a limit on the objects has rejected."""
 
     def collect(self) -> Iterator[Metric]:
         objects = GaugeMetricFamily("apiserver_storage_objects", "Number of stored objects.", labels=["resource"])
@@ -136,6 +165,25 @@ class ServerCollector:
         for state, number in self.connections().items():
             connections.add_metric([state], number)
         yield connections
+
+
+class ServerMetrics(Protocol):
+    """Metrics of a server: what it counts, and what it shows at `/metrics`."""
+
+    def for_call(self, call: Call, attributes: Attributes) -> CallMetrics: ...
+
+    def path_handler(self, collector: ServerCollector) -> PathHandler:
+        """Return the handler of `/metrics`."""
+
+
+class ProcessMetrics:
+    """Metrics of a server that is alone in its process, and shows the metrics of the process."""
+
+    def for_call(self, call: Call, attributes: Attributes) -> RequestMetrics:
+        return metrics_for_call(call, attributes)
+
+    def path_handler(self, collector: ServerCollector) -> PathHandler:
+        return MetricsHandler(collector)
 
 
 @dataclass(frozen=True)

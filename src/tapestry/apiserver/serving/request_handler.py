@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from tapestry.apiserver.access.auditing import AuditContext, Auditor, audit_id
-from tapestry.apiserver.access.authentication import UNAUTHENTICATED
 from tapestry.apiserver.access.impersonation import impersonate
 from tapestry.apiserver.core import api_errors
-from tapestry.apiserver.core.request_bodies import read_body
 from tapestry.apiserver.core.requests import (
     CONNECT_SUBRESOURCES,
     TRUE_VALUES,
@@ -29,7 +27,13 @@ from tapestry.apiserver.handlers.server import CallHandler, Response, Server
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.apiserver.serving.json_format import formatted_body
-from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS, RequestMetrics, metrics_for_call
+from tapestry.apiserver.serving.metrics import (
+    COMPONENT,
+    REQUEST_TERMINATIONS,
+    CallMetrics,
+    ProcessMetrics,
+    ServerMetrics,
+)
 from tapestry.kube.budget import CURRENT_BUDGET, DeadlineExceeded
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.times import parse_duration
@@ -38,6 +42,7 @@ LONG_RUNNING_SUBRESOURCES = CONNECT_SUBRESOURCES | {"log"}
 """Subresources without a deadline; watches have none either."""
 
 MountedHandler = Callable[[CallHandler, Call], Awaitable[ApiResponse]]
+"""Handles a call by calls of its own. It authorizes the user before it reads the body."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,16 @@ class RequestHandler:
     deadlines: Deadlines = field(default_factory=Deadlines)
     worker: Worker | None = None
     """Runs large work; without one, the event loop does."""
+    metrics: ServerMetrics = field(default_factory=ProcessMetrics)
 
-    async def handle(self, call: Call) -> Response:
+    async def handle(self, call: Call, outer: RequestBudget | None = None) -> Response:
+        """Return the response; errors are responses too. `outer` is the budget of a request that makes this call."""
         attributes = self.attributes_of(call)
         audit_context = self.auditor.begin(call, attributes) if self.auditor is not None else None
         if audit_context is not None:
             call = structs.replace(call, audited_body=audit_context.request_body)
-        metrics, started = metrics_for_call(call, attributes), time.perf_counter()
-        budget = RequestBudget(self.worker, call.user.name)
+        metrics, started = self.metrics.for_call(call, attributes), time.perf_counter()
+        budget = RequestBudget(self.worker, call.user.name) if outer is None else outer
         reset_token = CURRENT_BUDGET.set(budget)
         try:
             response = await response_or_status(call, self.respond(call, attributes, audit_context, budget))
@@ -69,20 +76,21 @@ class RequestHandler:
             metrics.observe(499, time.perf_counter() - started)  # the client has disconnected
             raise
         finally:
-            await budget.end()
+            if outer is None:
+                await budget.end()
             CURRENT_BUDGET.reset(reset_token)
         if not isinstance(response, ApiResponse):
             track_until_end(response, metrics, audit_context)
             return response
         metrics.observe(response.status, time.perf_counter() - started)
-        if call.method == "GET":
-            metrics.sizes.observe(len(response.body))
+        if call.method == "GET" and response.stream is None:
+            metrics.observe_size(len(response.body))
         return finish_response(response, call, audit_context)
 
     def reject(self, call: Call, error: ApiError) -> ApiResponse:
         """Return the response for a call that was rejected before it reached the server."""
         attributes, response = self.attributes_of(call), status_response(error)
-        metrics_for_call(call, attributes).observe(response.status, 0.0)
+        self.metrics.for_call(call, attributes).observe(response.status, 0.0)
         audit_context = self.auditor.begin(call, attributes) if self.auditor is not None else None
         return finish_response(response, call, audit_context)
 
@@ -130,13 +138,21 @@ class RequestHandler:
                 mounted = self.mounted_handlers.get(first_segment(call.path)) if target is None else None
                 if mounted is None:
                     return await self.server.respond(call, target)
-                if call.body_reader is not None and UNAUTHENTICATED in call.user.groups:
-                    # authorization depends on the body, which is not read for anonymous users
-                    raise api_errors.unauthorized()
-                return await mounted(self, await read_body(call))
+                return await mounted(NestedCallHandler(self, budget), call)
         except DeadlineExceeded:
             REQUEST_TERMINATIONS.labels(call.method, "504", COMPONENT).inc()
             raise
+
+
+@dataclass(frozen=True)
+class NestedCallHandler:
+    """Handles the calls of a mounted handler within the budget of its request, and after the request with their own."""
+
+    request_handler: RequestHandler
+    budget: RequestBudget
+
+    async def handle(self, call: Call) -> Response:
+        return await self.request_handler.handle(call, None if self.budget.is_ended else self.budget)
 
 
 def finish_response(response: ApiResponse, call: Call, audit_context: AuditContext | None) -> ApiResponse:
@@ -144,7 +160,8 @@ def finish_response(response: ApiResponse, call: Call, audit_context: AuditConte
     if audit_context is not None:
         audit_context.log_stage("ResponseComplete", response)
     id_header = {"Audit-Id": audit_context.id if audit_context is not None else audit_id(call)}
-    body = formatted_body(response.body, response.content_type, call)
+    is_compressed = "Content-Encoding" in response.headers
+    body = response.body if is_compressed else formatted_body(response.body, response.content_type, call)
     headers = {**response.headers, **id_header}
     return ApiResponse(response.status, body, response.content_type, headers, response.stream, response.cookies)
 
@@ -162,17 +179,17 @@ def timeout_of(call: Call, max_timeout: float) -> float:
 
 
 def track_until_end(
-    response: WatchResponse | SessionResponse, metrics: RequestMetrics, audit_context: AuditContext | None
+    response: WatchResponse | SessionResponse, metrics: CallMetrics, audit_context: AuditContext | None
 ) -> None:
     """Count a watch or a session until it ends."""
-    metrics.long_running.inc()
+    metrics.count_long_running(1)
     started = time.perf_counter()
     head = UPGRADE_HEAD if isinstance(response, SessionResponse) else None
     if audit_context is not None:
         audit_context.log_stage("ResponseStarted", head)
 
     def on_end() -> None:
-        metrics.long_running.dec()
+        metrics.count_long_running(-1)
         metrics.observe(head.status if head is not None else 200, time.perf_counter() - started)
         if audit_context is not None:
             audit_context.log_stage("ResponseComplete", head)

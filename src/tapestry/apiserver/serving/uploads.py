@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import MAX_BODY_BYTES
+from tapestry.apiserver.core.shared_capacity import SharedCapacity
 from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.apiserver.serving.inflight_limiter import InflightSlot
 from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS
@@ -26,18 +27,27 @@ class UploadBudget:
 
     max_bytes: int = MAX_BYTES
     max_bytes_per_user: int = MAX_BYTES_PER_USER
+    shared: SharedCapacity | None = None
+    """Bytes that all servers of the process may hold, if there are several."""
+    owner: str = ""
+    """Name of this server among those that share the bytes."""
     total_bytes: int = 0
     bytes_by_user: dict[str, int] = field(default_factory=dict)
 
     def acquire(self, user: str, size: int) -> None:
         """Reserve bytes. Raises TooManyRequests if a limit is reached."""
         user_bytes = self.bytes_by_user.get(user, 0) + size
-        if user_bytes > self.max_bytes_per_user or self.total_bytes + size > self.max_bytes:
+        is_shared_full = self.shared is not None and not self.shared.has_capacity(self.owner, size)
+        if user_bytes > self.max_bytes_per_user or self.total_bytes + size > self.max_bytes or is_shared_full:
             raise api_errors.too_many_requests()
+        if self.shared is not None:
+            self.shared.acquire(self.owner, size)
         self.bytes_by_user[user] = user_bytes
         self.total_bytes += size
 
     def release(self, user: str, size: int) -> None:
+        if self.shared is not None:
+            self.shared.release(self.owner, size)
         self.total_bytes -= size
         remaining = self.bytes_by_user.get(user, 0) - size
         if remaining > 0:

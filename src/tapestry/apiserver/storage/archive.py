@@ -25,6 +25,7 @@ from typing import IO, Any, NamedTuple, cast
 import apsw
 import msgspec
 
+from tapestry.apiserver.core.private_files import KEYS_FOLDER, lock_file, sync_to_disk
 from tapestry.apiserver.core.store import Key, StorageError
 from tapestry.apiserver.storage.log import Entry
 from tapestry.apiserver.storage.sqlite_log import (
@@ -37,7 +38,6 @@ from tapestry.apiserver.storage.sqlite_log import (
     write_lock,
 )
 
-KEYS_FOLDER = "pki"
 RESTORE_REVISION_GAP = 1_000_000
 """Added to the revision on restore, so that revisions assigned since the backup are not assigned again."""
 SELECT_ROWS = """
@@ -85,39 +85,31 @@ def back_up(folder: Path, archive: Path) -> int:
             connection.execute("VACUUM INTO ?", (str(copy),))
         with closing(open_database(copy)) as connection:
             revision = latest_revision(connection)
-            for row in read_rows(connection):
-                if not row.is_intact:
-                    raise StorageError(
-                        f"{folder / DATABASE_NAME}: {Finding(row.key, CHECKSUM_MISMATCH)}; see `apiserver check`"
-                    )
-        temporary = Path(name) / "archive"
-        with tarfile.open(temporary, "w") as tar:
-            tar.add(copy, DATABASE_NAME)
-            for path in sorted((folder / KEYS_FOLDER).glob("*")):
-                tar.add(path, f"{KEYS_FOLDER}/{path.name}")
-        os.chmod(temporary, 0o600)
-        sync_to_disk(temporary)
-        temporary.replace(archive)
-        sync_to_disk(archive.parent)
+            for _ in intact_entries(folder / DATABASE_NAME, connection):
+                pass
+        with lock_file(folder / KEYS_FOLDER):  # not in the middle of a rotation
+            write_archive(archive, copy, sorted((folder / KEYS_FOLDER).glob("[!.]*")))
     return revision
+
+
+def write_archive(archive: Path, database: Path, keys: Sequence[Path] = ()) -> None:
+    """Write an archive durably, with a temporary file beside the database on the same disk."""
+    temporary = database.with_name("archive")
+    with tarfile.open(temporary, "w") as tar:
+        tar.add(database, DATABASE_NAME)
+        for path in keys:
+            tar.add(path, f"{KEYS_FOLDER}/{path.name}")
+    os.chmod(temporary, 0o600)
+    sync_to_disk(temporary)
+    temporary.replace(archive)
+    sync_to_disk(archive.parent)
 
 
 def restore(archive: Path, folder: Path) -> int:
     """Replace the folder with the content of an archive and return the new revision. The old folder is renamed."""
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=".restore-") as name:
         fresh = Path(name) / "data"
-        (fresh / KEYS_FOLDER).mkdir(parents=True, mode=0o700)
-        fresh.chmod(0o700)
-        unpack(archive, fresh)
-        with (
-            closing(apsw.Connection(str(fresh / DATABASE_NAME))) as connection,
-            suppress(apsw.Error),
-        ):  # `check_folder` reports the error
-            connection.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
-            if connection.pragma("user_version"):
-                migrate(connection)
-        if findings := check_folder(fresh):
-            raise StorageError(f"{archive}: {findings[0]}{f' and {len(findings) - 1} more' if findings[1:] else ''}")
+        unpack_checked(archive, fresh)
         with closing(apsw.Connection(str(fresh / DATABASE_NAME))) as connection:
             connection.execute(
                 "UPDATE objects SET revision = revision + ? WHERE resource = ''", (RESTORE_REVISION_GAP,)
@@ -134,6 +126,22 @@ def restore(archive: Path, folder: Path) -> int:
             fresh.rename(folder)
     sync_to_disk(folder.absolute().parent)
     return revision
+
+
+def unpack_checked(archive: Path, folder: Path) -> None:
+    """Unpack an archive into a new folder, migrate its database and check all objects. Raises StorageError."""
+    (folder / KEYS_FOLDER).mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    unpack(archive, folder)
+    with (
+        closing(apsw.Connection(str(folder / DATABASE_NAME))) as connection,
+        suppress(apsw.Error),
+    ):  # `check_folder` reports the error
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
+        if connection.pragma("user_version"):
+            migrate(connection)
+    if findings := check_folder(folder):
+        raise StorageError(f"{archive}: {findings[0]}{f' and {len(findings) - 1} more' if findings[1:] else ''}")
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -259,15 +267,18 @@ def read_entries(folder: Path, resources: Sequence[str] = ()) -> Iterator[Entry]
     """The objects at one revision, sorted by resource, namespace and name, optionally of some resources only."""
     try:
         with closing(open_database(folder / DATABASE_NAME)) as connection, connection:
-            for row in read_rows(connection):
-                if not resources or row.key.resource in resources:
-                    if not row.is_intact:
-                        raise StorageError(
-                            f"{folder / DATABASE_NAME}: {Finding(row.key, CHECKSUM_MISMATCH)}; see `apiserver check`"
-                        )
-                    yield Entry(row.revision, row.key, row.raw)
+            yield from intact_entries(folder / DATABASE_NAME, connection, resources)
     except apsw.Error as error:
         raise StorageError(f"{folder / DATABASE_NAME}: {error}; restore a backup") from error
+
+
+def intact_entries(path: Path, connection: apsw.Connection, resources: Sequence[str] = ()) -> Iterator[Entry]:
+    """The objects of a connection, optionally of some resources only. Raises StorageError with `path` for damage."""
+    for row in read_rows(connection):
+        if not resources or row.key.resource in resources:
+            if not row.is_intact:
+                raise StorageError(f"{path}: {Finding(row.key, CHECKSUM_MISMATCH)}; see `apiserver check`")
+            yield Entry(row.revision, row.key, row.raw)
 
 
 def read_rows(connection: apsw.Connection) -> Iterator[ObjectRow]:
@@ -297,12 +308,3 @@ def open_database(path: Path) -> apsw.Connection:
         hint = "; start a server on it once to migrate it" if 0 < version < SCHEMA_VERSION else ""
         raise StorageError(f"{path}: has schema version {version}; this program reads {SCHEMA_VERSION}{hint}")
     return connection
-
-
-def sync_to_disk(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,39 +1,59 @@
 """Selection of the storage backend from the configuration."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.epochs import EpochFence
 from tapestry.apiserver.core.resource_registry import published_api
 from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.log import Log, MemoryLog
-from tapestry.apiserver.storage.raw_objects import raw_labels
 from tapestry.apiserver.storage.sqlite_log import FileLog
 
 
-def open_store(config: ApiServerConfig, folder: Path) -> AbstractAsyncContextManager[Store]:
-    """Open and load the configured store. The caller runs it. Raises StorageError, ValueError and OSError."""
-    return open_shared_store(config) if config.backend == "etcd" else open_local_store(config, folder)
+def open_store(
+    config: ApiServerConfig, folder: Path, log_writers: ThreadPoolExecutor, fence: EpochFence | None = None
+) -> AbstractAsyncContextManager[Store]:
+    """Open the configured store. The caller loads and runs it. Raises StorageError, ValueError and OSError.
+
+    With a fence, a store in etcd has no other writers. Local stores never have any.
+    """
+    if config.backend == "etcd":
+        return open_shared_store(config, fence)
+    return open_local_store(config, folder, log_writers)
 
 
 @asynccontextmanager
-async def open_local_store(config: ApiServerConfig, folder: Path) -> AsyncIterator[Store]:
-    log: Log = FileLog(folder) if config.backend == "file" else MemoryLog()
-    store = LocalStore(log)
+async def open_local_store(
+    config: ApiServerConfig, folder: Path, log_writers: ThreadPoolExecutor
+) -> AsyncIterator[Store]:
+    run = partial(asyncio.get_running_loop().run_in_executor, log_writers)  # for work that waits for the disk
+    log: Log = await run(FileLog, folder) if config.backend == "file" else MemoryLog()
+    store = LocalStore(log, log_writers)
     try:
-        store.load(raw_labels)
         yield store
     finally:
-        store.close()
+        await run(store.close)
 
 
-def open_shared_store(config: ApiServerConfig) -> AbstractAsyncContextManager[Store]:
-    try:
+def open_shared_store(config: ApiServerConfig, fence: EpochFence | None) -> AbstractAsyncContextManager[Store]:
+    with etcd_imports():
         from tapestry.apiserver.storage.etcd.store import open_etcd_store  # noqa: PLC0415  gRPC is optional
+    built_in = {info.storage for info in published_api().resources}
+    return open_etcd_store(config.etcd, built_in, config.history_seconds, fence)
+
+
+@contextmanager
+def etcd_imports() -> Iterator[None]:
+    """Import modules for etcd in this context. Raises ValueError if gRPC is not installed."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise ValueError(
             f"backend etcd needs {error.name}; install it with: pip install 'kube-tapestry[etcd]'"
         ) from error
-    return open_etcd_store(config.etcd, {info.storage for info in published_api().resources}, config.history_seconds)

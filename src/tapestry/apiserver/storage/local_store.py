@@ -3,15 +3,15 @@
 A write is checked and gets its revision immediately, then waits for the log. Later writes build on pending ones. The
 log preserves the order, so an acknowledged write implies that all earlier writes are durable, too.
 
-The log runs in its own thread and takes the next batch when the previous one is durable. Meanwhile, the server handles
+The log runs in another thread and takes the next batch when the previous one is durable. Meanwhile, the server handles
 other requests.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
 import msgspec
@@ -29,11 +29,12 @@ from tapestry.apiserver.core.store import (
     WatchEvent,
 )
 from tapestry.apiserver.storage.log import Entry, Log
-from tapestry.apiserver.storage.raw_objects import with_revision
-from tapestry.kube.objects import Object
+from tapestry.apiserver.storage.raw_objects import raw_labels, with_revision
 
 MAX_BATCH_WRITES = 64
 """Maximum number of writes per batch. Each batch size has its own prepared statement."""
+MAX_TURN_BATCHES = 16
+"""Maximum number of batches that a store writes before another store can use the thread."""
 EXPIRY_SWEEPS = 60
 """Number of sweeps for expired events per lifetime of an event."""
 
@@ -53,28 +54,29 @@ class PendingWrite(msgspec.Struct, eq=False):
 class LocalStore(Store):
     """Objects in a log that has no other writer."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, log_writers: ThreadPoolExecutor) -> None:
+        """Open the store. `log_writers` may be shared: a store uses one of its threads at a time."""
         super().__init__()
-        self._log = log
+        self._log, self._log_writers = log, log_writers
         self._pending: dict[Key, PendingWrite] = {}
         """The newest write of each object that readers do not see yet."""
         self._writes: deque[PendingWrite] = deque()
-        """Writes that the log thread has not taken yet."""
+        """Writes that no writer thread has taken yet."""
         self._batch: list[PendingWrite] = []
-        """The last batch that the log thread took."""
+        """The last batch that a writer thread took."""
         self._durable_batches: asyncio.Queue[list[PendingWrite]] = asyncio.Queue()
         """Batches that are durable but not visible yet."""
         self._wake = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="log")
+        self._drain: Future[None] | None = None
+        """The last run of `_drain_writes`."""
         self._last_revision = 0
 
-    def load(self, read_labels: Callable[[bytes], Object]) -> None:
-        """Fill the store from the log; `read_labels` returns an object's labels."""
+    async def load(self) -> None:
         latest, entries = self._log.load()
-        self._replace_all(
-            (ObjectVersion(key, revision, raw, read_labels(raw)) for revision, key, raw in entries if raw is not None),
-            latest,
+        versions = (
+            ObjectVersion(key, revision, raw, raw_labels(raw)) for revision, key, raw in entries if raw is not None
         )
+        await self._fill(versions, latest)
         self._last_revision = latest
 
     def head(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
@@ -106,6 +108,7 @@ class LocalStore(Store):
         return ObjectVersion(key, revision, raw, labels)
 
     def _check_expected(self, key: Key, expected: ObjectVersion | None) -> None:
+        self._check_writable()
         if self.head(*key) is not expected:
             raise VersionConflict
 
@@ -124,6 +127,13 @@ class LocalStore(Store):
         if (pending := self._pending.get(key)) is not None:
             await pending.completion()
 
+    async def _wait_for_writes(self) -> None:
+        waiters = [each.completion() for each in self._pending.values()]
+        if waiters:
+            await asyncio.wait(waiters)
+        for waiter in waiters:
+            waiter.exception()  # the writer gets it, too
+
     async def wait_for_latest(self) -> None:
         """Return at once: there are no other writers, and acknowledged writes are visible."""
 
@@ -134,20 +144,25 @@ class LocalStore(Store):
             group.create_task(self.expire(EVENTS, EVENT_TTL_SECONDS), name="expiry")
 
     async def _run_log(self) -> None:
-        """Run the log thread whenever writes are waiting."""
+        """Run a writer thread whenever writes are waiting."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
-                await loop.run_in_executor(self._thread, self._drain_writes, loop)
+                self._drain = self._log_writers.submit(self._drain_writes, loop)
+                await asyncio.wrap_future(self._drain)
             except StorageError as error:
                 self._fail([*self._batch, *self._writes], error)
+            if self._writes:
+                self._wake.set()
 
     def _drain_writes(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Write batches to the log until no writes wait or one fails. Runs in the log thread."""
+        """Write batches to the log until no writes wait, one fails, or the turn ends. Runs in a writer thread."""
         writes = self._writes
-        while writes:
+        for _ in range(MAX_TURN_BATCHES):
+            if not writes:
+                return
             self._batch = [writes.popleft() for _ in range(min(len(writes), MAX_BATCH_WRITES))]
             self._log.append([write.entry for write in self._batch])
             loop.call_soon_threadsafe(self._durable_batches.put_nowait, self._batch)
@@ -171,7 +186,8 @@ class LocalStore(Store):
                         await self.delete(version.key, version, deletion_encoder(version))
 
     def close(self) -> None:
-        self._thread.shutdown()
+        if self._drain is not None and not self._drain.cancel():
+            wait([self._drain])
         self._log.close()
 
     def _publish(self, batch: Sequence[PendingWrite]) -> None:

@@ -1,20 +1,22 @@
 """Labels and resourceVersion of an encoded object, read and changed without decoding the rest."""
 
+from collections.abc import Mapping
+
 import msgspec
 
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import EMPTY_MAPPING
 
 FIELDS_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 LABELS_DECODER = msgspec.json.Decoder(dict[str, str] | None)
 ENCODER = msgspec.json.Encoder()
 
 
-def with_revision(raw: bytes, revision: int) -> tuple[bytes, Object]:
+def with_revision(raw: bytes, revision: int) -> tuple[bytes, Mapping[str, str]]:
     """Return the object with its resourceVersion, apiVersion first, and its labels. Raises msgspec.DecodeError."""
     fields, metadata = split_metadata(raw)
     metadata["resourceVersion"] = msgspec.Raw(b'"%d"' % revision)
     labels = LABELS_DECODER.decode(metadata["labels"]) if "labels" in metadata else None
-    return join_metadata(fields, metadata), labels or {}
+    return join_metadata(fields, metadata), labels or EMPTY_MAPPING
 
 
 def without_revision(raw: bytes) -> bytes:
@@ -35,8 +37,8 @@ class _Object(msgspec.Struct):
 METADATA_DECODER = msgspec.json.Decoder(_Object)
 
 
-def raw_labels(raw: bytes) -> Object:
-    return METADATA_DECODER.decode(raw).metadata.labels or {}
+def raw_labels(raw: bytes) -> Mapping[str, str]:
+    return METADATA_DECODER.decode(raw).metadata.labels or EMPTY_MAPPING
 
 
 def split_metadata(raw: bytes) -> tuple[dict[str, msgspec.Raw], dict[str, msgspec.Raw]]:

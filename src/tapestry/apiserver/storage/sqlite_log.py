@@ -5,6 +5,9 @@ without a resource stores the highest revision, because the revision of a delete
 
 Most transactions are a single statement: each call into SQLite releases the GIL, and a busy server does not get it back
 immediately.
+
+A process may have hundreds of logs, so a log that is idle holds little memory: SQLite caches no pages between
+transactions, and only small prepared statements.
 """
 
 import fcntl
@@ -15,6 +18,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from sys import intern
 
 import apsw
 
@@ -45,10 +49,11 @@ DROP TABLE latest;
 EMPTY_KEY = Key("", "", "")
 """Key of the row that stores the highest assigned revision."""
 SELECT_ENTRIES = """
-    SELECT resource, namespace, name, revision, checksum, raw FROM objects
-    WHERE resource <> '' ORDER BY revision
+    SELECT resource, namespace, name, revision, checksum, raw FROM objects WHERE resource <> '' ORDER BY id
 """
 SELECT_LATEST = "SELECT revision FROM objects WHERE resource = ''"
+MAX_CACHED_ROWS = 4
+"""Maximum number of rows of a statement that stays prepared. Each row takes 2 KB, and 2 us to prepare again."""
 DELETE_ENTRY = "DELETE FROM objects WHERE resource = ? AND namespace = ? AND name = ?"
 
 
@@ -133,7 +138,7 @@ class FileLog:
                         f"{self.path}: {resource} {namespace}/{name} at revision {revision} is not what was written; "
                         "restore a backup, or remove the object with `tapestry apiserver check --repair`"
                     )
-                yield Entry(revision, Key(resource, namespace, name), raw)
+                yield Entry(revision, Key(intern(resource), intern(namespace), name), raw)
         except apsw.Error as error:
             raise StorageError(f"{self.path}: {error}; restore a backup") from error
 
@@ -149,6 +154,7 @@ class FileLog:
                     self._write(run)
         except apsw.Error as error:
             raise StorageError(f"{self.path}: nothing was written: {error}") from error
+        self._connection.release_memory()
 
     def _write(self, entries: Sequence[Entry]) -> None:
         """Write entries that are either all puts or all deletes."""
@@ -159,7 +165,8 @@ class FileLog:
             else:
                 values += (*key, revision, zlib.crc32(raw), raw)
         if values:
-            self._connection.execute(upsert_statement(len(entries)), values)
+            statement, is_small = upsert_statement(len(entries)), len(entries) <= MAX_CACHED_ROWS
+            self._connection.execute(statement, values, can_cache=is_small)
 
     def close(self) -> None:
         self._connection.close()

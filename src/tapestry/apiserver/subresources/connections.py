@@ -8,7 +8,7 @@ from tapestry.apiserver.admission.matching import admission_attributes, subresou
 from tapestry.apiserver.admission.validating_policies import ValidatingPolicies
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
 from tapestry.apiserver.core import api_errors
-from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.egress import AddressCheck
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
 from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
 from tapestry.apiserver.core.session_limiter import SessionLimiter
@@ -18,7 +18,7 @@ from tapestry.apiserver.subresources.connect_options import ConnectOptions, conn
 from tapestry.apiserver.subresources.http_proxy import HttpProxy
 from tapestry.apiserver.subresources.kubelet_client import KubeletClient
 from tapestry.apiserver.subresources.pod_streams import PodStreams, RefusedProtocols
-from tapestry.apiserver.subresources.proxy_locations import ProxyLocations, parse_networks, split_name
+from tapestry.apiserver.subresources.proxy_locations import ProxyLocations, split_name
 
 CONNECT_TARGETS = (
     *(("pods", each) for each in ("exec", "attach", "portforward", "proxy")),
@@ -61,21 +61,19 @@ class ConnectHandler:
 
 
 def build_connect_handler(
-    config: ApiServerConfig,
     store: Store,
     policies: ValidatingPolicies,
     webhooks: AdmissionWebhooks,
     kubelets: KubeletClient,
     random: Random,
     limiter: SessionLimiter,
+    check_pod: AddressCheck,
 ) -> ConnectHandler:
-    """Build the handler. Raises ValueError for an invalid range of pods."""
-    networks = parse_networks(config.proxy_allowed_cidrs, "proxyAllowedCidrs")
     return ConnectHandler(
         store,
         policies,
         webhooks,
         PodStreams(store, kubelets, RefusedProtocols(time.monotonic)),
-        HttpProxy(ProxyLocations(store, random, networks), kubelets),
+        HttpProxy(ProxyLocations(store, random, check_pod), kubelets),
         limiter,
     )

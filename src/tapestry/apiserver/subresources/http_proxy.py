@@ -42,22 +42,24 @@ class HttpProxy:
     def __init__(self, locations: ProxyLocations, kubelets: KubeletClient) -> None:
         self._locations = locations
         self._kubelets = kubelets
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[egress.AddressCheck, aiohttp.ClientSession] = {}
+        """Sessions by the rule for their addresses: one for pods, one for kubelets."""
 
     async def connect(
         self, call: Call, target: Target, options: ConnectOptions, session: Session
     ) -> ApiResponse | SessionResponse:
         """Forward an authorized call. The session ends with the response."""
         scheme, server = self.server(target)
-        prefix = call.path.removesuffix(options.path).rstrip("/")
+        public_path = f"{call.base_path}{call.path}"
+        prefix = public_path.removesuffix(options.path).rstrip("/")
         rewriter = LinkRewriter(prefix, (server.authority, call.headers.get("host", "")))
         if not options.path and not call.path.endswith("/") and call.method in ("GET", "HEAD") and not call.is_upgrade:
-            return ApiResponse(301, b"", headers={"Location": request_target(call, f"{call.path}/")})
+            return ApiResponse(301, b"", headers={"Location": request_target(call, f"{public_path}/")})
         url = request_target(call, f"/{options.path}")
         headers = [
             *forwarded_headers(call),
             ("Host", call.headers.get("host") or server.authority),
-            ("X-Forwarded-Uri", request_target(call, call.path).partition("?")[0]),
+            ("X-Forwarded-Uri", request_target(call, public_path).partition("?")[0]),
         ]
         if call.is_upgrade:
             return await session.upgrade(server, call.method, url, headers, call.headers["upgrade"])
@@ -71,7 +73,7 @@ class HttpProxy:
                 self._locations.pod(target) if target.info.resource.name == "pods" else self._locations.service(target)
             )
             tls = unverified_context() if location.scheme == "https" else None
-            return location.scheme, UpgradeServer(location.host, location.port, tls, self._locations.check_address)
+            return location.scheme, UpgradeServer(location.host, location.port, tls, self._locations.check)
         _, name, port = split_name(target.name, "node")
         kubelet = self._kubelets.server(name)
         if port not in ("", str(kubelet.port)):
@@ -84,8 +86,7 @@ class HttpProxy:
         if call.body_reader is not None and "content-length" in call.headers:
             headers = [*headers, ("Content-Length", call.headers["content-length"])]
         try:
-            egress.check_host(server.host)  # a name is checked by the resolver
-            return await self._client_session().request(
+            return await self._client_session(server.check).request(
                 call.method,
                 URL(f"{scheme}://{server.authority}{url}", encoded=True),
                 data=call.body_reader.chunks() if call.body_reader is not None else call.body or None,
@@ -101,16 +102,16 @@ class HttpProxy:
         except (OSError, ValueError) as error:
             raise unreachable(str(error)) from error
 
-    def _client_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
+    def _client_session(self, check: egress.AddressCheck) -> aiohttp.ClientSession:
+        if check not in self._sessions:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-            self._session = egress.checked_session(timeout=timeout)
-        return self._session
+            self._sessions[check] = egress.checked_session(check, timeout=timeout)
+        return self._sessions[check]
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
 
 
 @cache

@@ -38,8 +38,9 @@ TEXT_PLAIN = "text/plain"
 class KubeletClient:
     """Calls the kubelets of nodes. Close it in the event loop in which it was used."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: Settings, check: egress.AddressCheck) -> None:
         self._store = store
+        self._check = check
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
         self._contexts: dict[bool, tuple[tuple[float, ...], ssl.SSLContext]] = {}
@@ -77,17 +78,15 @@ class KubeletClient:
             types = " ".join(PREFERRED_ADDRESS_TYPES)
             raise api_errors.internal_error(f"no preferred addresses found; known addresses: [{types}]")
         port = value_at(status, "daemonEndpoints", "kubeletEndpoint", "Port") or KUBELET_PORT
-        return UpgradeServer(host, port, self._tls_context(verifies=not skip_verify), egress.check_host)
+        return UpgradeServer(host, port, self._tls_context(verifies=not skip_verify), self._check)
 
     async def _fetch(self, target: Target, kubelet: UpgradeServer, url: str, query: Query) -> ProxiedBody:
         if self._session is None:
             # a followed log may be silent for a long time
-            self._session = egress.checked_session(timeout=aiohttp.ClientTimeout(total=None, sock_connect=30))
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+            self._session = egress.checked_session(self._check, timeout=timeout)
         try:
-            egress.check_host(kubelet.host)
             response = await self._session.get(url, params=query, ssl=kubelet.tls or False, allow_redirects=False)
-        except egress.AddressNotAllowed as error:
-            raise ServerError(500, "", f'Get "{url}": {error}') from error
         except (aiohttp.ClientError, TimeoutError) as error:
             reason = connection_error_text(error) if isinstance(error, aiohttp.ClientError) else "i/o timeout"
             raise ServerError(500, "", f'Get "{url}": {reason}') from error

@@ -1,11 +1,10 @@
 """Servers to which the proxy subresources of pods, services and nodes connect.
 
-The addresses come from the status of pods, which their nodes write. They must not lead to this machine, to a node or
-to a metadata service. If ranges of pods are configured, all other addresses are rejected too.
+The addresses come from the status of pods, which their nodes write. They must not lead to a node, or to an address that
+the rule of the server excludes (`core.egress`).
 """
 
-import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
@@ -21,7 +20,6 @@ from tapestry.kube.errors import Unavailable
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import PODS, SERVICES, Resource
 
-IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -43,21 +41,13 @@ def split_name(text: str, kind: str) -> tuple[str, str, str]:
     return parts[0] or "http", parts[1], parts[2]
 
 
-def parse_networks(ranges: Sequence[str], option: str) -> tuple[IpNetwork, ...]:
-    try:
-        return tuple(map(ipaddress.ip_network, ranges))
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from error
-
-
 @dataclass(frozen=True)
 class ProxyLocations:
     """Finds the servers of pods and services."""
 
     store: Store
     random: Random
-    networks: tuple[IpNetwork, ...] = ()
-    """Ranges of pods; if empty, any address that is not of this machine or a node."""
+    check: egress.AddressCheck
 
     def pod(self, target: Target) -> ProxyLocation:
         """Return the server of a pod: at the given port, or at the first port of its containers."""
@@ -108,16 +98,10 @@ class ProxyLocations:
     def check_address(self, address: str) -> None:
         """Raise BadRequest for an address to which the server must not connect."""
         try:
-            parsed = ipaddress.ip_address(address)
-            if self.networks:
-                egress.check_host(address)
-                is_allowed = any(parsed in network for network in self.networks)
-            else:
-                egress.check_remote_host(address)
-                is_allowed = True
-        except (ValueError, egress.AddressNotAllowed):
-            is_allowed = False
-        if not is_allowed or self.is_node_address(address):
+            self.check(address)
+        except egress.AddressNotAllowed as error:
+            raise api_errors.bad_request("address not allowed") from error
+        if self.is_node_address(address):
             raise api_errors.bad_request("address not allowed")
 
     def is_node_address(self, address: str) -> bool:

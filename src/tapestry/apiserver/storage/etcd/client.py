@@ -3,6 +3,9 @@
 The client keeps a channel to each endpoint. All calls use the same channel until the store switches to the next one
 because its watch has ended. A read fails with `StorageUnavailable`. A transaction can also fail because etcd rejected
 it (`StorageError`), or with an unknown result (`OutcomeUnknown`). In that case it is not retried.
+
+A client with an epoch is the only writer of its keys. Each of its transactions fails with `EpochLost` if another
+process has taken a later epoch, even if the process was stopped between the check of its lease and the transaction.
 """
 
 import asyncio
@@ -15,10 +18,12 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
+from tapestry.apiserver.core.epochs import EpochFence, EpochLost
 from tapestry.apiserver.core.store import OutcomeUnknown, StorageError, StorageUnavailable
 from tapestry.apiserver.storage.etcd.messages import (
     COMPARE_LESS,
     COMPARE_MOD_REVISION,
+    COMPARE_VALUE,
     COMPARE_VERSION,
     DELETE_EVENT,
     Message,
@@ -70,8 +75,19 @@ class RangeGuard(NamedTuple):
     revision: int
 
 
-class HistoryCompacted(Exception):
-    """Raised if etcd no longer has the history that a watch needs."""
+class EpochGuard(NamedTuple):
+    """Condition of all transactions of a client: the key at `path` has the epoch of the fence."""
+
+    path: bytes
+    fence: EpochFence
+
+    @property
+    def value(self) -> bytes:
+        return b"%d" % self.fence.epoch
+
+
+class HistoryCompacted(StorageUnavailable):
+    """Raised if etcd no longer has the history that a list or a watch needs."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +134,16 @@ def serializers(request: str, response: str) -> dict[str, Any]:
 class EtcdClient:
     """A client of all endpoints. Its context manager closes the channels."""
 
-    def __init__(self, urls: Sequence[str], certificates: Certificates) -> None:
+    def __init__(self, urls: Sequence[str], certificates: Certificates, epoch: EpochGuard | None = None) -> None:
         if not urls:
             raise ValueError(
                 "etcd.servers: there is none; name one or more, as in --etcd-servers=https://10.0.0.1:2379"
             )
         self._endpoints = [Endpoint(url, certificates) for url in urls]
         self._endpoint = self._endpoints[0]
+        self.epoch = epoch
+        self.epoch_lost = asyncio.Event()
+        """Set when a transaction or the watch has found another epoch."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -145,11 +164,25 @@ class EtcdClient:
         response = await self._read(self._endpoint.range, rpc.RangeRequest(key=path, count_only=True))
         return int(response.header.revision)
 
-    async def list_pages(self, start: bytes, end: bytes) -> AsyncIterator[tuple[int, list[KeyValue]]]:
-        """List all keys at one revision, page by page. Each page includes the revision."""
-        revision, more = 0, True
+    async def get(self, path: bytes) -> tuple[KeyValue, int]:
+        """Return the value of a key, and the current revision. The revision of a missing key is 0."""
+        response = await self._read(self._endpoint.range, rpc.RangeRequest(key=path))
+        [item] = response.kvs or [None]
+        found = KeyValue(path, item.value, item.mod_revision) if item is not None else KeyValue(path, None, 0)
+        return found, int(response.header.revision)
+
+    async def list_pages(
+        self, start: bytes, end: bytes, revision: int = 0, *, keys_only: bool = False
+    ) -> AsyncIterator[tuple[int, list[KeyValue]]]:
+        """List all keys at one revision, by default the latest, page by page. Each page includes the revision.
+
+        Raises HistoryCompacted for a revision that etcd no longer has.
+        """
+        more = True
         while more:
-            request = rpc.RangeRequest(key=start, range_end=end, limit=PAGE_SIZE, revision=revision)
+            request = rpc.RangeRequest(
+                key=start, range_end=end, limit=PAGE_SIZE, revision=revision, keys_only=keys_only
+            )
             response = await self._read(self._endpoint.range, request)
             revision, more = revision or int(response.header.revision), response.more
             page = [KeyValue(item.key, item.value, item.mod_revision) for item in response.kvs]
@@ -194,16 +227,39 @@ class EtcdClient:
                     target=COMPARE_MOD_REVISION, result=COMPARE_LESS, key=start, range_end=end, mod_revision=last + 1
                 )
             )
-        response = await self._write(self._endpoint.txn, rpc.TxnRequest(compare=compare, success=[operation]))
+        response = await self._transact(compare, [operation])
         return bool(response.succeeded), int(response.header.revision)
+
+    async def put_all(self, changes: Sequence[KeyValue]) -> int | None:
+        """Put or delete several keys in one transaction, if each is at its revision; 0 means absent.
+
+        Returns the new revision, or None if one of them is at another revision.
+        """
+        compare = [
+            rpc.Compare(target=COMPARE_MOD_REVISION, key=path, mod_revision=revision) for path, _, revision in changes
+        ]
+        operations = [
+            rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=path))
+            if value is None
+            else rpc.RequestOp(request_put=rpc.PutRequest(key=path, value=value))
+            for path, value, _ in changes
+        ]
+        response = await self._transact(compare, operations)
+        return int(response.header.revision) if response.succeeded else None
+
+    async def delete_range(self, start: bytes, end: bytes) -> None:
+        """Delete all keys of a range, a page in each transaction, since etcd does nothing else meanwhile."""
+        async for _, page in self.list_pages(start, end, keys_only=True):
+            if page:
+                delete = rpc.DeleteRangeRequest(key=page[0].path, range_end=page[-1].path + b"\0")
+                await self._transact([], [rpc.RequestOp(request_delete_range=delete)])
 
     async def put_if_version(self, path: bytes, value: bytes, expected: int) -> tuple[bool, int, int]:
         """Put a value if the key has version `expected`. Returns success, the version and the revision."""
         compare = rpc.Compare(target=COMPARE_VERSION, key=path, version=expected)
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=path, value=value))
         get = rpc.RequestOp(request_range=rpc.RangeRequest(key=path))
-        request = rpc.TxnRequest(compare=[compare], success=[put], failure=[get])
-        response = await self._write(self._endpoint.txn, request)
+        response = await self._transact([compare], [put], [get])
         if response.succeeded:
             return True, expected + 1, int(response.header.revision)
         [current] = response.responses[0].response_range.kvs or [rpc.KeyValue()]
@@ -217,14 +273,80 @@ class EtcdClient:
         """Remove history before a revision."""
         await self._read(self._endpoint.compact, rpc.CompactionRequest(revision=revision))
 
+    # -- epochs
+
+    async def take_epoch(self) -> None:
+        """Make the epoch of this client the current one. The second call does nothing.
+
+        Raises EpochLost if a later epoch was taken already. Does nothing without an epoch.
+        """
+        if self.epoch is None:
+            return
+        path, fence = self.epoch
+        while True:
+            current, _ = await self.get(path)
+            if current.value == self.epoch.value:
+                return
+            if current.value is not None and int(current.value) > fence.epoch:
+                self.check_epoch(current.value)
+            check_fence(fence)
+            compare = rpc.Compare(target=COMPARE_MOD_REVISION, key=path, mod_revision=current.revision)
+            put = rpc.RequestOp(request_put=rpc.PutRequest(key=path, value=self.epoch.value))
+            request = rpc.TxnRequest(compare=[compare], success=[put])
+            if (await self._write(self._endpoint.txn, request)).succeeded:
+                return
+
+    def check_epoch(self, value: bytes | None) -> None:
+        """Raise EpochLost if the value of the epoch's key is not the epoch of this client."""
+        if self.epoch is not None and value != self.epoch.value:
+            self.epoch_lost.set()
+            current = f"epoch {value.decode(errors='replace')} is current" if value is not None else "it was deleted"
+            raise EpochLost(
+                f"etcd: another process has taken {self.epoch.path.decode()}: this process holds epoch "
+                f"{self.epoch.fence.epoch}, but {current}; nothing was written"
+            )
+
+    def check_changes(self, changes: Sequence[KeyValue]) -> None:
+        """Raise EpochLost if a later epoch was taken in one of the changes that the watch reported."""
+        if self.epoch is None:
+            return
+        path, fence = self.epoch
+        for change in changes:
+            if change.path == path and change.value is not None and int(change.value) > fence.epoch:
+                self.check_epoch(change.value)
+
+    @property
+    def is_only_writer(self) -> bool:
+        """True while no other process can have taken a later epoch."""
+        return self.epoch is not None and self.epoch.fence.is_valid() and not self.epoch_lost.is_set()
+
     # -- calls
+
+    async def _transact(
+        self, compare: Sequence[Message], success: Sequence[Message], failure: Sequence[Message] = ()
+    ) -> Message:
+        """Run a transaction in the epoch of this client, if it has one."""
+        if self.epoch is None:
+            request = rpc.TxnRequest(compare=compare, success=success, failure=failure)
+            return await self._write(self._endpoint.txn, request)
+        path, fence = self.epoch
+        check_fence(fence)
+        in_epoch = rpc.Compare(target=COMPARE_VALUE, key=path, value=self.epoch.value)
+        get_epoch = rpc.RequestOp(request_range=rpc.RangeRequest(key=path))
+        request = rpc.TxnRequest(compare=[*compare, in_epoch], success=success, failure=[*failure, get_epoch])
+        response = await self._write(self._endpoint.txn, request)
+        if not response.succeeded:
+            self.check_epoch(next((item.value for item in response.responses[-1].response_range.kvs), None))
+        return response
 
     async def _read(self, call: Any, request: Message) -> Message:
         url = self._endpoint.url
         try:
             return await call(request, timeout=CALL_TIMEOUT)
         except grpc.aio.AioRpcError as error:
-            raise StorageUnavailable(f"etcd at {url}: {grpc_error_text(error)}") from error
+            is_compacted = error.code() is grpc.StatusCode.OUT_OF_RANGE
+            error_type = HistoryCompacted if is_compacted else StorageUnavailable
+            raise error_type(f"etcd at {url}: {grpc_error_text(error)}") from error
 
     async def _write(self, call: Any, request: Message) -> Message:
         url = self._endpoint.url
@@ -261,7 +383,7 @@ class EtcdWatch:
         while True:
             response = await self._receive()
             if response.compact_revision:
-                raise HistoryCompacted
+                raise HistoryCompacted(f"etcd at {self._url}: the history before {response.compact_revision} is gone")
             if response.canceled:
                 raise StorageUnavailable(f"etcd at {self._url}: the watch was cancelled: {response.cancel_reason}")
             if response.events:
@@ -278,6 +400,13 @@ class EtcdWatch:
         if response is grpc.aio.EOF:
             raise StorageUnavailable(f"etcd at {self._url}: the watch has ended")
         return response
+
+
+def check_fence(fence: EpochFence) -> None:
+    if not fence.is_valid():
+        raise StorageUnavailable(
+            f"etcd: nothing was written: this process could not renew its Lease, so epoch {fence.epoch} may be over"
+        )
 
 
 def key_value_from(event: Message) -> KeyValue:

@@ -25,14 +25,13 @@ class KeyLayout:
     """Keys below `prefix`. `built_in` lists the resources that are not custom, e.g. `pods` and `deployments.apps`."""
 
     def __init__(self, prefix: str, built_in: Iterable[str]) -> None:
-        self.prefix = f"/{prefix.strip('/')}/"
+        self.prefix = key_prefix(prefix)
         self._paths = {name: resource_path(name) for name in built_in}
         self._names = {path: name for name, path in self._paths.items()}
 
     @property
     def range_end(self) -> bytes:
-        """The first key after all keys with the prefix."""
-        return f"{self.prefix[:-1]}0".encode()  # "0" follows "/" in ASCII
+        return range_end(self.prefix)
 
     def path(self, key: Key) -> bytes:
         resource = self._paths.get(key.resource) or grouped_path(key.resource)
@@ -50,6 +49,16 @@ class KeyLayout:
             return None
         namespace, name = rest if len(rest) == 2 else ("", rest[0])
         return Key(resource, namespace, name)
+
+
+def key_prefix(prefix: str) -> str:
+    """Return a configured prefix as the beginning of keys."""
+    return f"/{prefix.strip('/')}/"
+
+
+def range_end(prefix: str) -> bytes:
+    """Return the first key after all keys with a prefix that ends with a slash."""
+    return f"{prefix[:-1]}0".encode()  # "0" follows "/" in ASCII
 
 
 def resource_path(name: str) -> str:

@@ -22,13 +22,15 @@ MESSAGE_FIELDS = {
     "ResponseHeader": "int64 revision 3",
     "KeyValue": "bytes key 1, int64 mod_revision 3, int64 version 4, bytes value 5, int64 lease 6",
     "Event": "enum type 1, KeyValue kv 2",
-    "RangeRequest": "bytes key 1, bytes range_end 2, int64 limit 3, int64 revision 4, bool count_only 9",
+    "RangeRequest": "bytes key 1, bytes range_end 2, int64 limit 3, int64 revision 4, bool keys_only 8,"
+    " bool count_only 9",
     "RangeResponse": "ResponseHeader header 1, repeated KeyValue kvs 2, bool more 3",
     "PutRequest": "bytes key 1, bytes value 2, int64 lease 3",
-    "DeleteRangeRequest": "bytes key 1",
+    "DeleteRangeRequest": "bytes key 1, bytes range_end 2",
     "RequestOp": "RangeRequest request_range 1, PutRequest request_put 2, DeleteRangeRequest request_delete_range 3",
     "ResponseOp": "RangeResponse response_range 1",
-    "Compare": "enum result 1, enum target 2, bytes key 3, int64 version 4, int64 mod_revision 6, bytes range_end 64",
+    "Compare": "enum result 1, enum target 2, bytes key 3, int64 version 4, int64 mod_revision 6, bytes value 7,"
+    " bytes range_end 64",
     "TxnRequest": "repeated Compare compare 1, repeated RequestOp success 2, repeated RequestOp failure 3",
     "TxnResponse": "ResponseHeader header 1, bool succeeded 2, repeated ResponseOp responses 3",
     "CompactionRequest": "int64 revision 1",
@@ -41,7 +43,7 @@ MESSAGE_FIELDS = {
     "LeaseGrantRequest": "int64 TTL 1",
     "LeaseGrantResponse": "ResponseHeader header 1, int64 ID 2",
 }
-COMPARE_VERSION, COMPARE_MOD_REVISION = 0, 2
+COMPARE_VERSION, COMPARE_MOD_REVISION, COMPARE_VALUE = 0, 2, 3
 """Targets of a Compare. Its default result, 0, means "equal"."""
 COMPARE_LESS = 2
 """Result of a Compare that means "less"."""

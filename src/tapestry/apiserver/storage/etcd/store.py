@@ -5,6 +5,10 @@ servers. A write is a transaction that fails if the object changed since the wri
 write when its cache has it, so to its own clients the store behaves like a local one. For a consistent read, the store
 asks etcd for its revision and waits until the cache has reached it. Concurrent readers share one such request.
 
+With an epoch, this server is the only writer. Then its cache has every acknowledged write, and consistent reads do not
+ask etcd. It loads an old revision and replays the changes since then, so that watches of clients that another server
+has served continue here.
+
 While etcd cannot be reached, writes and consistent reads fail, and watches wait.
 """
 
@@ -13,12 +17,12 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from tapestry.apiserver.core.config import Etcd
+from tapestry.apiserver.core.epochs import EpochFence, EpochLost
 from tapestry.apiserver.core.store import (
     EVENT_TTL_SECONDS,
     EVENTS,
@@ -34,13 +38,13 @@ from tapestry.apiserver.core.store import (
     WatchEvent,
 )
 from tapestry.apiserver.storage.etcd.client import (
-    Certificates,
     EtcdClient,
     EtcdWatch,
     HistoryCompacted,
     KeyValue,
     RangeGuard,
 )
+from tapestry.apiserver.storage.etcd.connection import etcd_client
 from tapestry.apiserver.storage.etcd.layout import KeyLayout
 from tapestry.apiserver.storage.raw_objects import with_revision, without_revision
 from tapestry.process.logs import logger
@@ -60,10 +64,15 @@ RECONNECT_BACKOFF = (0.05, 2.0)
 """Minimum and maximum seconds between attempts to reach etcd."""
 LEASE_REUSE_SECONDS = 60.0
 """Seconds during which new events get the same lease."""
+PROGRESS_REQUESTS_PER_RETENTION = 5
+"""Number of progress requests within the history retention time. They keep the revision of an idle store in the history
+of etcd, so that its watches can continue after an interruption."""
+MAX_REPLAYED_REVISIONS = 100_000
+"""Maximum number of revisions that are replayed when the only writer loads its store."""
 
 
 class EtcdStore(Store):
-    """Objects in an etcd that others may write to. Call `load` before `run`."""
+    """Objects in an etcd that others may write to, unless the client has an epoch. Call `load` before `run`."""
 
     def __init__(self, client: EtcdClient, layout: KeyLayout, *, history_seconds: float) -> None:
         super().__init__()
@@ -75,14 +84,16 @@ class EtcdStore(Store):
         self._write_locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._latest_lock = asyncio.Lock()
         self._latest_requested = self._latest_received = 0
+        self._is_caught_up = False
+        """True after the first consistent read: the cache has all writes before the load."""
         self._lease, self._lease_until = 0, 0.0
 
     async def load(self) -> None:
-        """Fill the store. Raises StorageError if etcd is unavailable or has objects that cannot be decoded."""
         deadline = time.monotonic() + START_TIMEOUT
         while True:
             try:
-                return await self._reload()
+                await self._client.take_epoch()
+                return await self._fill(*await self._read_oldest())
             except StorageUnavailable:
                 if time.monotonic() > deadline:
                     raise
@@ -138,6 +149,7 @@ class EtcdStore(Store):
     async def _write_lock(self, key: Key, expected: ObjectVersion | None) -> AsyncIterator[None]:
         """Serialize writes to an object within this server, because only one of them could succeed."""
         async with self._write_locks.setdefault(key, asyncio.Lock()):
+            self._check_writable()
             if revision_of(self.get(*key)) != revision_of(expected):
                 raise VersionConflict
             if self._watch is None:
@@ -164,21 +176,29 @@ class EtcdStore(Store):
             self._lease_until = now + LEASE_REUSE_SECONDS
         return self._lease
 
+    async def _wait_for_writes(self) -> None:
+        for lock in list(self._write_locks.values()):
+            async with lock:  # later writers are rejected
+                pass
+
     async def wait_for_pending_write(self, key: Key) -> None:
         """Return at once: the cache only has what etcd has."""
 
     # -- consistent reads
 
     async def wait_for_latest(self) -> None:
+        if self._is_caught_up and self._client.is_only_writer:
+            return
+        timeout = READ_TIMEOUT if self._is_caught_up else START_TIMEOUT
         try:
-            async with asyncio.timeout(READ_TIMEOUT):
+            async with asyncio.timeout(timeout):
                 await self._watch_started.wait()
                 request = self._latest_requested + 1  # a running request may return a state from before this call
                 async with self._latest_lock:
                     if self._latest_received < request:
                         await self._fetch_latest()
         except TimeoutError as error:
-            raise StorageUnavailable(self._watch_error or f"etcd: no response in {READ_TIMEOUT:g} s") from error
+            raise StorageUnavailable(self._watch_error or f"etcd: no response in {timeout:g} s") from error
 
     async def _fetch_latest(self) -> None:
         self._latest_requested += 1
@@ -187,6 +207,7 @@ class EtcdStore(Store):
             await self._request_progress()
         await self._catch_up(latest)
         self._latest_received = self._latest_requested
+        self._is_caught_up = True
 
     async def _catch_up(self, revision: int) -> None:
         """Wait until the cache has a revision. Request progress, because no watched key may have changed there."""
@@ -198,12 +219,21 @@ class EtcdStore(Store):
             with suppress(StorageUnavailable):  # the watch loop sees the same error
                 await self._watch.request_progress()
 
+    async def _request_progress_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(self._history_seconds / PROGRESS_REQUESTS_PER_RETENTION)
+            await self._request_progress()
+
     # -- watching etcd
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._run_watch(), name="etcd")
             group.create_task(compact_periodically(self._client, self._history_seconds), name="compaction")
+            group.create_task(self._request_progress_periodically(), name="progress")
+            if self._client.epoch is not None:
+                await self._client.epoch_lost.wait()
+                raise EpochLost(f"etcd: another process has taken {self._client.epoch.path.decode()}")
 
     async def _run_watch(self) -> None:
         shortest, longest = RECONNECT_BACKOFF
@@ -212,6 +242,8 @@ class EtcdStore(Store):
             started = time.monotonic()
             try:
                 await self._watch_until_end()
+            except EpochLost:
+                return
             except StorageError as error:
                 self._watch_error = str(error)
                 log.warning("etcd watch failed, reconnecting", revision=self.revision, error=str(error))
@@ -238,6 +270,7 @@ class EtcdStore(Store):
             self._watch_started.clear()
 
     def _apply_changes(self, changes: list[KeyValue], revision: int) -> None:
+        self._client.check_changes(changes)
         decoded = list(
             self._decode_changes(changes)
         )  # decode all before applying any: an undecodable change is sent again
@@ -252,12 +285,28 @@ class EtcdStore(Store):
 
     async def _reload(self) -> None:
         """Replace the cache with the current content of etcd."""
+        self._replace_all(*await self._read_all())
+
+    async def _read_oldest(self) -> tuple[list[ObjectVersion], int]:
+        """Return all objects at an old revision, from which the watch then replays the changes."""
+        if self._client.epoch is None:
+            return await self._read_all()
+        compacted, latest = await self._client.get(COMPACT_KEY)
+        oldest = max(1, int(compacted.value or 0), latest - MAX_REPLAYED_REVISIONS)
+        try:
+            return await self._read_all(oldest)
+        except HistoryCompacted:  # the key has only the compactions of API servers
+            return await self._read_all()
+
+    async def _read_all(self, revision: int = 0) -> tuple[list[ObjectVersion], int]:
+        """Return all objects in etcd, and the revision at which they were read, by default the latest."""
         versions: list[ObjectVersion] = []
-        revision = 0
-        async for page_revision, page in self._client.list_pages(self._layout.prefix.encode(), self._layout.range_end):
+        async for page_revision, page in self._client.list_pages(
+            self._layout.prefix.encode(), self._layout.range_end, revision
+        ):
             revision = page_revision
             versions += (version for _, _, version in self._decode_changes(page) if version is not None)
-        self._replace_all(versions, revision)
+        return versions, revision
 
     def _decode_changes(self, entries: Iterable[KeyValue]) -> Iterator[tuple[Key, KeyValue, ObjectVersion | None]]:
         """Decode the entries that are objects; the version is None if the object was deleted."""
@@ -282,19 +331,12 @@ def revision_of(version: ObjectVersion | None) -> int:
 
 
 @asynccontextmanager
-async def open_etcd_store(config: Etcd, built_in: Iterable[str], history_seconds: float) -> AsyncIterator[Store]:
-    """Open and load the store. Raises StorageError, ValueError and OSError."""
-    certificates = Certificates(
-        file_content(config.cafile), file_content(config.certfile), file_content(config.keyfile)
-    )
-    async with EtcdClient(config.servers, certificates) as client:
-        store = EtcdStore(client, KeyLayout(config.prefix, built_in), history_seconds=history_seconds)
-        await store.load()
-        yield store
-
-
-def file_content(path: str) -> bytes | None:
-    return Path(path).read_bytes() if path else None
+async def open_etcd_store(
+    config: Etcd, built_in: Iterable[str], history_seconds: float, fence: EpochFence | None = None
+) -> AsyncIterator[Store]:
+    """Open the store. The caller loads and runs it. Raises StorageError, ValueError and OSError."""
+    async with etcd_client(config, fence) as client:
+        yield EtcdStore(client, KeyLayout(config.prefix, built_in), history_seconds=history_seconds)
 
 
 async def compact_periodically(client: EtcdClient, seconds: float) -> None:
