@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from functools import cache, partial
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.ca_publisher import CaBundle
 from tapestry.apiserver.core.requests import APISERVER_USER
-from tapestry.apiserver.handlers.server import CallHandler
+from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.controller import Manager
 from tapestry.controller.app import new_identity
-from tapestry.controller.config import ManagerConfig, Metrics, Probes
+from tapestry.controller.config import LeaderElection, ManagerConfig, Metrics, Probes
+from tapestry.controller.manager import is_enabled
 from tapestry.controlplane import (
     api_services,
     certificates,
@@ -24,7 +27,7 @@ from tapestry.controlplane import (
     volume_protection,
 )
 from tapestry.controlplane.in_process_transport import InProcessTransport
-from tapestry.controlplane.metadata_informers import MetadataInformers
+from tapestry.controlplane.metadata_cache import MetadataCache
 
 DEFAULT_CONTROLLERS = (
     "namespaces",
@@ -58,20 +61,22 @@ ALWAYS_ENABLED = ("definitions", "apiservices")
 """Kubernetes runs these controllers in its API server. They must run beside a kube-controller-manager, too."""
 
 
-def register_controllers(manager: Manager, ca_bundle: str, signing_ca: CertificateAuthority | None = None) -> None:
-    """Register all controllers with `manager`.
+def register_controllers(
+    manager: Manager, server: Server, ca_bundle: CaBundle, signing_ca: CertificateAuthority | None = None
+) -> None:
+    """Register all controllers with `manager`, whose clients must be those of `server`.
 
-    `ca_bundle` contains the PEM certificates by which pods verify the API server. `signing_ca` signs approved
+    `ca_bundle` contains the certificates by which pods verify the API server. `signing_ca` signs approved
     CertificateSigningRequests.
     """
-    informers = cache(partial(MetadataInformers, manager))  # created on first use: it watches every resource
+    metadata = cache(partial(MetadataCache, manager, server.verbs.store, server.registry))  # created on first use
     manager.register("definitions", crd_finalizer.install)
     manager.register("apiservices", api_services.install)
-    manager.register("namespaces", lambda each: namespaces.install(each, informers()))
-    manager.register("garbage", lambda each: garbage_collector.install(each, informers()))
-    manager.register("quota", lambda each: quota.install(each, informers()))
-    manager.register("disruption", lambda each: disruption.install(each, informers()))
-    manager.register("protection", lambda each: volume_protection.install(each, informers()))
+    manager.register("namespaces", lambda each: namespaces.install(each, metadata()))
+    manager.register("garbage", lambda each: garbage_collector.install(each, metadata()))
+    manager.register("quota", lambda each: quota.install(each, metadata()))
+    manager.register("disruption", lambda each: disruption.install(each, metadata()))
+    manager.register("protection", lambda each: volume_protection.install(each, metadata()))
     manager.register("roles", cluster_role_aggregation.install)
     manager.register("accounts", lambda each: service_accounts.install(each, ca_bundle))
     manager.register(certificates.APPROVING, certificates.install_approving)
@@ -99,16 +104,30 @@ def expanded_patterns(patterns: Iterable[str]) -> list[str]:
     return [name for each in patterns for name in (DEFAULT_CONTROLLERS if each == WILDCARD else (each,))]
 
 
+def has_workload_controllers(patterns: Iterable[str]) -> bool:
+    """Return whether a controller that creates pods matches `patterns`."""
+    names = [name for name, place in OPTIONAL_CONTROLLERS.items() if place.startswith("workloads.")]
+    return any(is_enabled(name, expanded_patterns(patterns)) for name in names)
+
+
 def control_plane_manager(
-    server: CallHandler, ca_bundle: str, patterns: list[str], signing_ca: CertificateAuthority | None = None
+    handler: RequestHandler,
+    ca_bundle: CaBundle,
+    patterns: list[str],
+    signing_ca: CertificateAuthority | None = None,
+    leader_election: LeaderElection | None = None,
 ) -> Manager:
-    """Return a manager with the controllers that match `patterns`, for a server in this process."""
+    """Return a manager with the controllers that match `patterns`, for a server in this process.
+
+    If several processes serve the same objects, `leader_election` selects the one whose controllers work.
+    """
     config = ManagerConfig(
         name="controlplane",
         controllers=[*expanded_patterns(patterns), *ALWAYS_ENABLED],
+        leader_election=leader_election or LeaderElection(),
         metrics=Metrics(address=""),
         probes=Probes(address=""),
     )
-    manager = Manager(config, lambda: InProcessTransport(server, APISERVER_USER), identity=new_identity())
-    register_controllers(manager, ca_bundle, signing_ca)
+    manager = Manager(config, lambda: InProcessTransport(handler, APISERVER_USER), identity=new_identity())
+    register_controllers(manager, handler.server, ca_bundle, signing_ca)
     return manager

@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.access.revocations import REVOCATIONS_FILE, load_revocations
 from tapestry.apiserver.core.certificate_requests import common_name, parse_request
 from tapestry.client.client import Client
 from tapestry.controller import Manager, Result
@@ -175,7 +176,10 @@ class Signer:
         pair = self.authority.key_pair()
         if pair is None:
             raise CannotSign(f"{self.authority.certificate_file} has no key file beside it")
-        certificate = signed_certificate(SigningCa(*pair), parsed, usages, spec.get("expirationSeconds"), self.now())
+        revoked_at = load_revocations(self.authority.folder / REVOCATIONS_FILE).users.get(common_name(parsed))
+        certificate = signed_certificate(
+            SigningCa(*pair), parsed, usages, spec.get("expirationSeconds"), self.now(), revoked_at
+        )
         return {"certificate": base64.b64encode(certificate.public_bytes(Encoding.PEM)).decode()}
 
 

@@ -17,7 +17,7 @@ from tapestry.controller import Manager, Result
 from tapestry.controller.controller import own_namespace
 from tapestry.controller.queue import Queue
 from tapestry.controller.store import Store
-from tapestry.controlplane.metadata_informers import MetadataInformers
+from tapestry.controlplane.metadata_cache import MetadataCache
 from tapestry.kube.conditions import is_condition_true, new_condition, with_condition
 from tapestry.kube.errors import MethodNotAllowed, NotFound
 from tapestry.kube.objects import Object, controller_of, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
@@ -54,13 +54,13 @@ class DisruptionReconciler:
     """Updates the status of each PodDisruptionBudget."""
 
     budgets: Store
-    metadata_informers: MetadataInformers
+    metadata: MetadataCache
     reads: Client
     client: Client
     now: Callable[[], datetime]
 
     async def reconcile(self, key: str) -> Result | None:
-        await self.metadata_informers.synced.wait()
+        await self.metadata.synced.wait()
         budget = self.budgets.get(key)
         if budget is None:
             return None
@@ -111,7 +111,7 @@ class DisruptionReconciler:
     async def owner_scale(self, reference: Object, namespace: str | None) -> tuple[str, int] | None:
         """Return the UID of the object that sets the scale of an owner, and its replicas. None if the owner is gone."""
         kind = (reference["apiVersion"].rpartition("/")[0], reference["kind"])
-        resource = self.metadata_informers.resources_by_kind.get(kind)
+        resource = self.metadata.resources_by_kind.get(kind)
         if resource is None:
             raise UnknownScale(f'no matches for kind "{kind[1]}" in version "{reference["apiVersion"]}"')
         is_plain = kind in REPLICA_KINDS or kind == REPLICATION
@@ -190,10 +190,10 @@ def failed_status(before: Object, message: str, now: datetime) -> Object:
     return {**counts, **before, "disruptionsAllowed": 0, "conditions": conditions}
 
 
-def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
+def install(manager: Manager, metadata: MetadataCache) -> None:
     budgets = manager.informer(DISRUPTION_BUDGETS)
     budgets.store.add_index(NAMESPACE_INDEX, own_namespace)
-    reconciler = DisruptionReconciler(budgets.store, metadata_informers, manager.reads, manager.client, manager.now)
+    reconciler = DisruptionReconciler(budgets.store, metadata, manager.reads, manager.client, manager.now)
     controller = manager.controller("disruption", reconciler.reconcile)
     controller.watch(budgets)
-    metadata_informers.on_change(lambda _, old, new: reconciler.object_changed(controller.queue, old, new))
+    metadata.on_change(lambda _, old, new: reconciler.object_changed(controller.queue, old, new))

@@ -19,7 +19,7 @@ from tapestry.client.client import Client
 from tapestry.client.options import Propagation
 from tapestry.controller import Manager
 from tapestry.controller.queue import Queue
-from tapestry.controlplane.metadata_informers import MetadataInformers
+from tapestry.controlplane.metadata_cache import MetadataCache
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, namespace_of, uid_of, without_field
 from tapestry.kube.resources import Resource
@@ -39,24 +39,24 @@ class OwnerState(Enum):
 class GarbageCollector:
     """Processes one object at a time, both as a dependent and as an owner that is being deleted."""
 
-    metadata_informers: MetadataInformers
+    metadata: MetadataCache
     reads: Client
     client: Client
 
     async def reconcile(self, key: str) -> None:
-        await self.metadata_informers.synced.wait()
+        await self.metadata.synced.wait()
         name, _, object_key = key.partition(" ")
-        informer = self.metadata_informers.informers.get(name)
-        obj = informer.store.get(object_key) if informer is not None else None
-        if informer is None or obj is None:
+        resource = self.metadata.resource_named(name)
+        obj = self.metadata.get(resource, object_key) if resource is not None else None
+        if resource is None or obj is None:
             return
         try:
             if not is_deleting(obj):
-                await self.collect_dependent(informer.resource, obj)
+                await self.collect_dependent(resource, obj)
             elif ORPHAN_FINALIZER in finalizers_of(obj):
-                await self.orphan_dependents(informer.resource, obj)
+                await self.orphan_dependents(resource, obj)
             elif FOREGROUND_FINALIZER in finalizers_of(obj):
-                await self.finish_foreground_deletion(informer.resource, obj)
+                await self.finish_foreground_deletion(resource, obj)
         except NotFound:
             return  # deleted in the meantime
 
@@ -76,9 +76,7 @@ class GarbageCollector:
             Propagation.BACKGROUND,
         )
         dependents = (
-            [each for _, each in self.metadata_informers.dependents(obj)]
-            if OwnerState.WAITING_FOR_DEPENDENTS in states
-            else []
+            [each for _, each in self.metadata.dependents(obj)] if OwnerState.WAITING_FOR_DEPENDENTS in states else []
         )
         if dependents:
             policy = Propagation.FOREGROUND  # like its owner: delete its dependents first
@@ -103,27 +101,26 @@ class GarbageCollector:
         return OwnerState.WAITING_FOR_DEPENDENTS if is_foreground_deleting(current) else OwnerState.PRESENT
 
     def cached_owner(self, resource: Resource, owner: Object, dependent: Object) -> Object | None:
-        informer = self.metadata_informers.informers.get(resource.name)
-        cached = informer.store.get(owner_key(resource, owner, dependent)) if informer is not None else None
+        cached = self.metadata.get(resource, owner_key(resource, owner, dependent))
         return cached if cached is not None and uid_of(cached) == owner["uid"] else None
 
     def resource_of(self, owner: Object) -> Resource | None:
         """Return the resource of an owner's kind, regardless of the version in the reference."""
         group = owner["apiVersion"].rpartition("/")[0]
-        return self.metadata_informers.resources_by_kind.get((group, owner["kind"]))
+        return self.metadata.resources_by_kind.get((group, owner["kind"]))
 
     # -- as an owner that is being deleted
 
     async def finish_foreground_deletion(self, resource: Resource, owner: Object) -> None:
         """Remove the finalizer of the owner if no dependent blocks its deletion."""
-        if not any(blocks_owner_deletion(each, owner) for _, each in self.metadata_informers.dependents(owner)):
+        if not any(blocks_owner_deletion(each, owner) for _, each in self.metadata.dependents(owner)):
             await self.patch_metadata(
                 resource, owner, finalizers=[each for each in finalizers_of(owner) if each != FOREGROUND_FINALIZER]
             )
 
     async def orphan_dependents(self, resource: Resource, owner: Object) -> None:
         """Remove the references to the owner from all dependents, then the finalizer from the owner."""
-        for each, dependent in list(self.metadata_informers.dependents(owner)):
+        for each, dependent in list(self.metadata.dependents(owner)):
             others = [ref for ref in owners_of(dependent) if ref["uid"] != uid_of(owner)]
             try:
                 await self.patch_metadata(each, dependent, ownerReferences=others)
@@ -144,10 +141,10 @@ class GarbageCollector:
         if owner is not None and (
             new is None or (is_foreground_deleting(new) and (old is None or not is_foreground_deleting(old)))
         ):
-            for each, dependent in self.metadata_informers.dependents(owner):
-                queue.add(queue_key(each, dependent))
+            for each in self.metadata.dependent_keys(owner):
+                queue.add(queue_key(each.resource, f"{each.namespace}/{each.name}" if each.namespace else each.name))
         if new is not None and any(now := deletion_state(new)) and now != deletion_state(old):
-            queue.add(queue_key(resource, new))
+            queue.add(queue_key(resource.name, key_of(new)))
         if old is not None and (new is None or owners_of(new) != owners_of(old)):
             for waiting in self.waiting_owners(old):
                 queue.add(waiting)
@@ -157,11 +154,11 @@ class GarbageCollector:
             resource = self.resource_of(owner)
             cached = self.cached_owner(resource, owner, dependent) if resource is not None else None
             if resource is not None and cached is not None and is_foreground_deleting(cached):
-                yield queue_key(resource, cached)
+                yield queue_key(resource.name, key_of(cached))
 
 
-def queue_key(resource: Resource, obj: Object) -> str:
-    return f"{resource.name} {key_of(obj)}"
+def queue_key(resource: str, key: str) -> str:
+    return f"{resource} {key}"
 
 
 def owner_key(resource: Resource, owner: Object, dependent: Object) -> str:
@@ -194,7 +191,7 @@ def deletion_state(obj: Object | None) -> tuple[list[Object], list[str]]:
     ]
 
 
-def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
-    collector = GarbageCollector(metadata_informers, manager.reads, manager.client)
+def install(manager: Manager, metadata: MetadataCache) -> None:
+    collector = GarbageCollector(metadata, manager.reads, manager.client)
     controller = manager.controller("garbage", collector.reconcile)
-    metadata_informers.on_change(lambda *change: collector.object_changed(controller.queue, *change))
+    metadata.on_change(lambda *change: collector.object_changed(controller.queue, *change))

@@ -10,7 +10,7 @@ from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
 from tapestry.apiserver.handlers.server import CallHandler
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.client.transport import Request, Response, Stream
-from tapestry.kube.errors import TransportError
+from tapestry.kube.errors import ResponseTooLarge, TransportError
 
 
 class InProcessTransport:
@@ -23,8 +23,14 @@ class InProcessTransport:
 
     async def send(self, request: Request) -> Response:
         async with self.stream(request) as stream, self._limit_time(request, request.timeout):
-            body = b"".join([chunk async for chunk in stream.chunks()])
-            return Response(stream.status, stream.headers if isinstance(stream, BufferedStream) else {}, body)
+            chunks, size = [], 0
+            async for chunk in stream.chunks():
+                chunks.append(chunk)
+                size += len(chunk)
+                if request.max_body is not None and size > request.max_body:
+                    raise ResponseTooLarge(f"{request}: the response is over {request.max_body} bytes", maybe_sent=True)
+            headers = stream.headers if isinstance(stream, BufferedStream) else {}
+            return Response(stream.status, headers, b"".join(chunks))
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Stream]:

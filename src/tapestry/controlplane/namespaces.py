@@ -12,7 +12,7 @@ from tapestry.controller import Manager, Result
 from tapestry.controller.queue import Queue
 from tapestry.controller.store import Store
 from tapestry.controlplane.collection_deletion import CollectionDeleter, RemainingContent
-from tapestry.controlplane.metadata_informers import MetadataInformers
+from tapestry.controlplane.metadata_cache import MetadataCache
 from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.objects import Object, is_deleting, namespace_of, value_at
 from tapestry.kube.resources import NAMESPACES, PODS, Resource
@@ -28,13 +28,13 @@ class NamespaceReconciler:
     """Deletes the content of deleted namespaces and removes their finalizer."""
 
     namespaces: Store
-    metadata_informers: MetadataInformers
+    metadata: MetadataCache
     deleter: CollectionDeleter
     client: Client
     now: Callable[[], datetime]
 
     async def reconcile(self, name: str) -> Result | None:
-        await self.metadata_informers.synced.wait()
+        await self.metadata.synced.wait()
         namespace = self.namespaces.get(name)
         if namespace is None or not is_being_finalized(namespace):
             return None
@@ -53,8 +53,8 @@ class NamespaceReconciler:
         remains = RemainingContent()
         await self.deleter.delete_all(PODS, name, remains)
         if not remains.objects:
-            for resource, verbs in self.metadata_informers.resources.items():
-                if resource.namespaced and verbs >= DELETION_VERBS:
+            for resource, verbs in self.metadata.resources.items():
+                if resource.namespaced and DELETION_VERBS.issubset(verbs):
                     await self.deleter.delete_all(resource, name, remains)
         return remains
 
@@ -119,10 +119,10 @@ def deletion_condition(type: str, problem: str, reasons: tuple[str, str], ok_mes
     return new_condition(type, bool(problem), reasons[0] if problem else reasons[1], problem or ok_message)
 
 
-def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
+def install(manager: Manager, metadata: MetadataCache) -> None:
     informer = manager.informer(NAMESPACES)
     deleter = CollectionDeleter(manager.reads, manager.client)
-    reconciler = NamespaceReconciler(informer.store, metadata_informers, deleter, manager.client, manager.now)
+    reconciler = NamespaceReconciler(informer.store, metadata, deleter, manager.client, manager.now)
     controller = manager.controller("namespaces", reconciler.reconcile)
     controller.watch(informer)
-    metadata_informers.on_change(lambda *change: reconciler.object_changed(controller.queue, *change))
+    metadata.on_change(lambda *change: reconciler.object_changed(controller.queue, *change))

@@ -15,7 +15,7 @@ from tapestry.controller import Manager
 from tapestry.controller.controller import own_namespace
 from tapestry.controller.queue import Queue
 from tapestry.controller.store import Store
-from tapestry.controlplane.metadata_informers import MetadataInformers
+from tapestry.controlplane.metadata_cache import MetadataCache
 from tapestry.kube.objects import Object, key_of, namespace_of, value_at
 from tapestry.kube.patches import merge_patch
 from tapestry.kube.quantity import ZERO, ResourceList
@@ -36,7 +36,7 @@ class QuotaReconciler:
     """Updates the status of each ResourceQuota."""
 
     quotas: Store
-    metadata_informers: MetadataInformers
+    metadata: MetadataCache
     reads: Client
     client: Client
     now: Callable[[], datetime]
@@ -44,7 +44,7 @@ class QuotaReconciler:
     """Duration of the last count, by key."""
 
     async def reconcile(self, key: str) -> None:
-        await self.metadata_informers.synced.wait()
+        await self.metadata.synced.wait()
         quota = self.quotas.get(key)
         if quota is None:
             self.count_seconds.pop(key, None)
@@ -72,7 +72,7 @@ class QuotaReconciler:
     def countable_resources(self) -> list[Resource]:
         return [
             each
-            for each, verbs in self.metadata_informers.resources.items()
+            for each, verbs in self.metadata.resources.items()
             if each.namespaced and "list" in verbs and each.name not in UNCOUNTED_RESOURCES
         ]
 
@@ -121,10 +121,10 @@ def is_status_outdated(quota: Object) -> bool:
     )
 
 
-def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
+def install(manager: Manager, metadata: MetadataCache) -> None:
     quotas = manager.informer(RESOURCE_QUOTAS)
     quotas.store.add_index(NAMESPACE_INDEX, own_namespace)
-    reconciler = QuotaReconciler(quotas.store, metadata_informers, manager.reads, manager.client, manager.now)
+    reconciler = QuotaReconciler(quotas.store, metadata, manager.reads, manager.client, manager.now)
     controller = manager.controller("quota", reconciler.reconcile)
     quotas.on_change(lambda *change: reconciler.quota_changed(controller.queue, *change))
-    metadata_informers.on_change(lambda *change: reconciler.object_changed(controller.queue, *change))
+    metadata.on_change(lambda *change: reconciler.object_changed(controller.queue, *change))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tapestry.apiserver.ca_publisher import CaBundle
 from tapestry.client.client import Client
 from tapestry.controller import Manager
 from tapestry.controller.controller import own_namespace
@@ -24,22 +25,22 @@ class ServiceAccountReconciler:
     accounts: Store
     ca_configmaps: Store
     client: Client
-    ca_bundle: str
-    """PEM certificates. If empty, no ConfigMap is created."""
+    ca_bundle: CaBundle
+    """CAs of the server. If empty, no ConfigMap is created."""
 
     async def reconcile(self, name: str) -> None:
         namespace = self.namespaces.get(name)
         if namespace is None or is_deleting(namespace):
             return
         await self.ensure(SERVICE_ACCOUNTS, self.accounts, {"metadata": {"name": DEFAULT_ACCOUNT, "namespace": name}})
-        if self.ca_bundle:
+        if self.ca_bundle.pem:
             metadata = {
                 "name": ROOT_CA_CONFIGMAP,
                 "namespace": name,
                 "annotations": {DESCRIPTION_ANNOTATION: DESCRIPTION},
             }
             await self.ensure(
-                CONFIGMAPS, self.ca_configmaps, {"metadata": metadata, "data": {"ca.crt": self.ca_bundle}}
+                CONFIGMAPS, self.ca_configmaps, {"metadata": metadata, "data": {"ca.crt": self.ca_bundle.pem}}
             )
 
     async def ensure(self, resource: Resource, store: Store, desired: Object) -> None:
@@ -53,7 +54,7 @@ class ServiceAccountReconciler:
             return  # the cache lags: the event triggers another reconcile
 
 
-def install(manager: Manager, ca_bundle: str) -> None:
+def install(manager: Manager, ca_bundle: CaBundle) -> None:
     namespaces = manager.informer(NAMESPACES)
     accounts = manager.informer(SERVICE_ACCOUNTS, fields=f"metadata.name={DEFAULT_ACCOUNT}")
     configmaps = manager.informer(CONFIGMAPS, fields=f"metadata.name={ROOT_CA_CONFIGMAP}")
@@ -62,3 +63,4 @@ def install(manager: Manager, ca_bundle: str) -> None:
     controller.watch(namespaces)
     for informer in (accounts, configmaps):
         controller.watch(informer, own_namespace)
+    ca_bundle.on_change(controller.resync)

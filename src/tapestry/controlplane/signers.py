@@ -124,9 +124,14 @@ def lifetime(seconds: int | None) -> timedelta:
 
 
 def signed_certificate(
-    ca: SigningCa, request: x509.CertificateSigningRequest, usages: Iterable[str], seconds: int | None, now: datetime
+    ca: SigningCa,
+    request: x509.CertificateSigningRequest,
+    usages: Iterable[str],
+    seconds: int | None,
+    now: datetime,
+    earliest: datetime | None = None,
 ) -> x509.Certificate:
-    """Issue the requested certificate. Raises CannotSign."""
+    """Issue the requested certificate, valid from `earliest` at the earliest. Raises CannotSign."""
     duration, ca_expiry = lifetime(seconds), ca.certificate.not_valid_after_utc
     if now >= ca_expiry:
         raise CannotSign(f"the CA {ca.certificate.subject.rfc4514_string()} expired at {ca_expiry:%Y-%m-%dT%H:%M:%SZ}")
@@ -138,7 +143,7 @@ def signed_certificate(
         .issuer_name(ca.certificate.subject)
         .public_key(request.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BACKDATED)
+        .not_valid_before(max(now - BACKDATED, earliest or now - BACKDATED))
         .not_valid_after(min(now + (duration if duration < SHORT_LIVED else duration - BACKDATED), ca_expiry))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     )

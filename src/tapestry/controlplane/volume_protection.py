@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tapestry.client.client import Client
 from tapestry.controller import Manager, Result
 from tapestry.controller.queue import Queue
-from tapestry.controlplane.metadata_informers import MetadataInformers
+from tapestry.controlplane.metadata_cache import MetadataCache
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, split_key, value_at
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, Resource
@@ -69,7 +69,7 @@ def uses_claim(pod: Object, claim: Object) -> bool:
     return name_of(claim) in mounted or (not is_shut_down and name_of(claim) in ephemeral)
 
 
-def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
+def install(manager: Manager, metadata: MetadataCache) -> None:
     reconciler = VolumeProtectionReconciler(manager.reads, manager.client)
     controller = manager.controller("protection", reconciler.reconcile, workers=1)
 
@@ -77,4 +77,4 @@ def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
         if new is not None and is_deleting(new) and resource in FINALIZERS and is_awaiting_release(resource, new):
             queue.add(f"{resource.plural} {key_of(new)}")
 
-    metadata_informers.on_change(lambda resource, _, new: enqueue(controller.queue, resource, new))
+    metadata.on_change(lambda resource, _, new: enqueue(controller.queue, resource, new))

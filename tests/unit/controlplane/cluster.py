@@ -19,7 +19,8 @@ from typing import Any
 from tapestry.apiserver import bootstrap
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import TokenKeys, load_token_keys
-from tapestry.apiserver.app import build_authenticators, build_server
+from tapestry.apiserver.assembly import build_authenticators, build_server
+from tapestry.apiserver.ca_publisher import CaBundle
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.storage.local_store import LocalStore
@@ -63,15 +64,15 @@ def token_keys() -> TokenKeys:
 @asynccontextmanager
 async def run_cluster(*names: str, nodes: int = 3) -> AsyncIterator[Client]:
     """Yield a client of a cluster that runs these controllers and the default ones."""
-    clock, config, store = running_clock(), ApiServerConfig(backend="memory"), LocalStore(MemoryLog())
-    store._thread = ImmediateExecutor()  # virtual time does not wait for threads
-    accounts = ServiceAccountTokens(store, token_keys(), "https://here", clock.now)
+    clock, config = running_clock(), ApiServerConfig(backend="memory")
+    store = LocalStore(MemoryLog(), ImmediateExecutor())  # virtual time does not wait for threads
+    accounts = ServiceAccountTokens(store, token_keys, "https://here", clock.now)
     settings = ManagerConfig(
         name="world", controllers=[*DEFAULTS, *names], metrics=Metrics(address=""), probes=Probes(address="")
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(store.run())
-        server = build_server(config, store, accounts, build_authenticators(config, accounts), clock.now)
+        server = build_server(config, store, accounts, build_authenticators(config, accounts.now, accounts), clock.now)
         await bootstrap.install(server)
         client = Client(InProcessTransport(server, APISERVER_USER))
         await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
@@ -84,7 +85,7 @@ async def run_cluster(*names: str, nodes: int = 3) -> AsyncIterator[Client]:
             now=clock.now,
             monotonic=clock.monotonic,
         )
-        register_controllers(manager, "")
+        register_controllers(manager, server, CaBundle())
         manager.register("kubelets", lambda each: simulated_kubelet.install(each, lambda: 0))
         manager.register("binder", binder)
         working = group.create_task(manager.run())

@@ -9,9 +9,11 @@ import pytest
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import run_apiserver
+from tapestry.apiserver.ca_publisher import CaBundle
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.client.client import Client
 from tapestry.controlplane.app import control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
@@ -40,7 +42,10 @@ def run_controllers(server: Server, tmp_path: Path) -> RunControllers:
     @asynccontextmanager
     async def controllers(*patterns: str) -> AsyncIterator[None]:
         manager = control_plane_manager(
-            server, AUTHORITY, list(patterns) or ["*"], CertificateAuthority(tmp_path / "pki")
+            RequestHandler(server, 60.0),
+            CaBundle(AUTHORITY),
+            list(patterns) or ["*"],
+            CertificateAuthority(tmp_path / "pki"),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(manager.run())

@@ -5,6 +5,9 @@ from typing import Any
 
 from tapestry.client.client import Client
 from tapestry.client.watch import Changes, ListPage, Watch, wait_for
+from tapestry.controller import Manager
+from tapestry.controller.testing.connection import Connection
+from tapestry.controlplane.metadata_cache import MetadataCache
 from tapestry.kube.objects import Object, owner_reference
 from tapestry.kube.resources import CRDS, EVENTS, Resource
 
@@ -36,6 +39,14 @@ def widget_definition() -> Object:
     names = {"plural": "widgets", "kind": "Widget"}
     spec = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": [version]}
     return {"metadata": {"name": "widgets.example.com"}, "spec": spec}
+
+
+def perturbed_metadata(manager: Manager) -> MetadataCache:
+    """Return the metadata cache of the server to which the manager of a perturbation scenario connects."""
+    transport: Any = manager.reads.transport
+    while not isinstance(transport, Connection):
+        transport = transport.api
+    return MetadataCache(manager, transport.server.verbs.store, transport.server.registry)
 
 
 async def define(client: Client) -> Object:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.ca_publisher import CaBundle
 from tapestry.apiserver.handlers.server import Server
+from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.controlplane.app import ALWAYS_ENABLED, DEFAULT_CONTROLLERS, check_patterns, control_plane_manager
 
 
@@ -22,7 +24,7 @@ async def test_patterns_select_controllers_besides_the_mandatory_one(
     server: Server, tmp_path: Path, patterns: list[str], expected: set[str]
 ) -> None:
     check_patterns(patterns)
-    manager = control_plane_manager(server, "", patterns, CertificateAuthority(tmp_path))
+    manager = control_plane_manager(RequestHandler(server, 60.0), CaBundle(), patterns, CertificateAuthority(tmp_path))
     manager.setup()
     assert {each.name for each in manager.controllers} == expected
 

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.access.revocations import revoke_user_certificates
 from tapestry.apiserver.core.requests import User
 from tapestry.apiserver.handlers.server import Server
 from tapestry.client.client import Client
@@ -172,6 +173,18 @@ def test_certificate_has_one_name_and_expires_with_ca(tmp_path: Path) -> None:
     assert certificate.not_valid_after_utc == end
     with pytest.raises(CannotSign, match="expired"):
         signed_certificate(ca, two, ("client auth",), None, end)
+
+
+def test_new_certificate_of_revoked_user_is_valid(tmp_path: Path) -> None:
+    authority, now = CertificateAuthority(tmp_path / "pki"), datetime.now(UTC).replace(microsecond=0)
+    revoke_user_certificates(tmp_path, "jane", now)
+    signer = Signer(Store(), None, authority, lambda: now)  # type: ignore[arg-type]
+    starts = {}
+    for name in ("jane", "joe"):
+        status = signer.signing_status(new_object("r", new_request(name=name), "client auth", signer=CLIENT))
+        certificate = x509.load_pem_x509_certificate(base64.b64decode(status["certificate"]))
+        starts[name] = certificate.not_valid_before_utc
+    assert starts == {"jane": now, "joe": now - timedelta(minutes=5)}
 
 
 @pytest.mark.parametrize("key", [rsa.generate_private_key(65537, 2048), ed25519.Ed25519PrivateKey.generate()])

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from tapestry.apiserver.access.role_aggregation import aggregated_rules
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
-from tapestry.controlplane.cluster_role_aggregation import aggregated_rules
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CLUSTER_ROLES
 
@@ -37,12 +37,16 @@ def test_role_excludes_itself_and_needs_selectors() -> None:
     assert aggregated_rules(new_role("none", selects=[]), [new_role("a", "get")]) == []
 
 
-async def test_default_user_roles_are_aggregated_at_start(client: Client, run_controllers: RunControllers) -> None:
+async def test_default_user_roles_are_created_with_their_rules(client: Client, run_controllers: RunControllers) -> None:
+    created = [await client.get(CLUSTER_ROLES, name) for name in ("view", "edit", "admin")]
+    assert all(each["rules"] for each in created)
     async with run_controllers("roles"):
-        for name in ("view", "edit", "admin"):
-            assert await wait_for(
-                client, CLUSTER_ROLES, name, until=lambda role: bool(role and role.get("rules")), timeout=10
-            )
+        await client.create(CLUSTER_ROLES, new_role("part", "get", team="red"))
+        await client.create(CLUSTER_ROLES, new_role("whole", selects=[{"matchLabels": {"team": "red"}}]))
+        assert await wait_for(
+            client, CLUSTER_ROLES, "whole", until=lambda role: bool(role and role.get("rules")), timeout=10
+        )
+        assert [await client.get(CLUSTER_ROLES, each["metadata"]["name"]) for each in created] == created
 
 
 async def test_aggregated_role_follows_selected_roles(client: Client, run_controllers: RunControllers) -> None:

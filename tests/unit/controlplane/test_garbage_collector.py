@@ -3,13 +3,10 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tapestry.client.client import Client
 from tapestry.client.options import Propagation
 from tapestry.client.watch import wait_for
-from tapestry.controlplane.metadata_informers import metadata_only
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
 from tapestry.kube.resources import CONFIGMAPS, CRDS, DEPLOYMENTS, NAMESPACES, PODS, Resource
 
@@ -198,14 +195,3 @@ async def test_large_tree_is_deleted_completely(
                 group.create_task(wait_until_gone(client, CONFIGMAPS, f"m{number}", "default"))
         await wait_until_gone(client, CONFIGMAPS, "owner", "default")
         assert await names(client) == set()
-
-
-@given(st.dictionaries(st.text(min_size=1, max_size=8), st.integers(), max_size=5))
-@settings(max_examples=20)
-def test_cache_contains_only_ownership_metadata(data: dict[str, int]) -> None:
-    metadata = {"name": "a", "namespace": "b", "uid": "c", "resourceVersion": "1"}
-    owners = {"ownerReferences": [{"uid": "o"}], "finalizers": ["f"], "deletionTimestamp": "t"}
-    bulk = {f"x{key}": value for key, value in data.items()}
-    assert metadata_only({"metadata": {**metadata, **owners, **bulk}, "spec": data}) == {
-        "metadata": {**metadata, **owners}
-    }

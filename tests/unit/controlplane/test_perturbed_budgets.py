@@ -5,7 +5,6 @@ from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, perturb, specimen
 from tapestry.controlplane import disruption, quota, volume_protection
-from tapestry.controlplane.metadata_informers import MetadataInformers
 from tapestry.kube.objects import Object, owner_reference, value_at, with_value
 from tapestry.kube.resources import (
     CONFIGMAPS,
@@ -17,22 +16,22 @@ from tapestry.kube.resources import (
     Resource,
 )
 
-from .objects import new_map, new_pod
+from .objects import new_map, new_pod, perturbed_metadata
 
 AN_HOUR = 3600.0
 STATEFUL_SETS = Resource("apps", "v1", "StatefulSet", "statefulsets")
 
 
 def install_quota(manager: Manager) -> None:
-    quota.install(manager, MetadataInformers(manager))
+    quota.install(manager, perturbed_metadata(manager))
 
 
 def install_disruption(manager: Manager) -> None:
-    disruption.install(manager, MetadataInformers(manager))
+    disruption.install(manager, perturbed_metadata(manager))
 
 
 def install_protection(manager: Manager) -> None:
-    volume_protection.install(manager, MetadataInformers(manager))
+    volume_protection.install(manager, perturbed_metadata(manager))
 
 
 async def wait_for_value(client: Client, resource: Resource, name: str, value: object, *path: str) -> None:

@@ -1,15 +1,15 @@
 """Perturbation tests of the control plane controllers: the final state is always the same."""
 
+from tapestry.apiserver.ca_publisher import CaBundle
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, perturb
 from tapestry.controlplane import crd_finalizer, garbage_collector, service_accounts
-from tapestry.controlplane.metadata_informers import MetadataInformers
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, SERVICE_ACCOUNTS
 
-from .objects import WIDGETS, new_map, new_namespace, new_widget, widget_definition
+from .objects import WIDGETS, new_map, new_namespace, new_widget, perturbed_metadata, widget_definition
 
 AN_HOUR = 3600.0
 
@@ -19,7 +19,7 @@ async def wait_for_deletion(client: Client, name: str) -> None:
 
 
 def install_garbage_collector(manager: Manager) -> None:
-    garbage_collector.install(manager, MetadataInformers(manager))
+    garbage_collector.install(manager, perturbed_metadata(manager))
 
 
 def is_unowned(obj: Object | None) -> bool:
@@ -103,7 +103,11 @@ def test_perturbed_orphaning_keeps_dependents() -> None:
 
 def test_perturbed_namespace_gets_account() -> None:
     resources = [NAMESPACES, SERVICE_ACCOUNTS, CONFIGMAPS]
-    check(Scenario("accounts", resources, lambda each: service_accounts.install(each, "pem"), namespace_with_account))
+    check(
+        Scenario(
+            "accounts", resources, lambda each: service_accounts.install(each, CaBundle("pem")), namespace_with_account
+        )
+    )
 
 
 def test_perturbed_definition_is_deleted_with_objects() -> None:

@@ -5,7 +5,6 @@ capacity as used, although the binding is still in flight. Capacity is released 
 An unschedulable pod waits until a change that might help.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -82,6 +81,8 @@ RETRIES_PER_SECOND = 200
 """Number of unschedulable pods that can be retried every second."""
 UNSCHEDULABLE_TIMEOUT = 300.0
 """Seconds after which unschedulable pods are retried without a change."""
+RETRY_KEY = "unschedulable pods"
+"""Key that stands for the retry of unschedulable pods."""
 UNSCHEDULABLE, SCHEDULER_ERROR, SCHEDULING_GATED = "Unschedulable", "SchedulerError", "SchedulingGated"
 GATED_MESSAGE = "Scheduling is blocked due to non-empty scheduling gates"
 CLASS_INDEX, NODE_INDEX = "class", "node"
@@ -97,8 +98,8 @@ class Scheduler:
     pods: Informer
     budgets: Informer
     storage: StorageLister
-    enqueue_key: Callable[[str], None] = lambda _: None
-    """Triggers a call of `reconcile`."""
+    enqueue_key_after: Callable[[str, float], None] = lambda _key, _seconds: None
+    """Triggers a call of `reconcile` after some seconds. Of several calls, the earliest time counts."""
     cache: SchedulerCache = field(default_factory=SchedulerCache)
     node_fits: NodeFitCache = field(default_factory=NodeFitCache)
     queue: SchedulingQueue = field(default_factory=SchedulingQueue)
@@ -109,7 +110,6 @@ class Scheduler:
     nominated: dict[str, tuple[PodInfo, str]] = field(default_factory=dict)
     """Pods that preempted others, with their nominated node."""
     next_start_index: int = 0
-    retry_timer: asyncio.TimerHandle | None = None
 
     # -- event handlers
 
@@ -190,17 +190,10 @@ class Scheduler:
 
     def schedule_retry(self, seconds: float) -> None:
         """Retry unschedulable pods in `seconds`, or earlier if that is already scheduled."""
-        if not self.unschedulable:
-            return
-        loop = asyncio.get_running_loop()
-        if self.retry_timer is not None:
-            if self.retry_timer.when() <= loop.time() + seconds:
-                return
-            self.retry_timer.cancel()
-        self.retry_timer = loop.call_later(seconds, self.retry_unschedulable)
+        if self.unschedulable:
+            self.enqueue_key_after(RETRY_KEY, seconds)
 
     def retry_unschedulable(self) -> None:
-        self.retry_timer = None
         waiting, self.unschedulable = self.unschedulable, set()
         for key in waiting:
             if (pod := self.pods.store.get(key)) is not None:
@@ -208,25 +201,27 @@ class Scheduler:
 
     def enqueue_pod(self, pod: Object) -> None:
         self.queue.add(pod)
-        self.enqueue_key(key_of(pod))
+        self.enqueue_key_after(key_of(pod), 0)
 
     # -- scheduling
 
-    async def reconcile(self, _key: str) -> None:
+    async def reconcile(self, key: str) -> None:
         """Schedule all queued pods. Another call may find the queue empty."""
-        while (key := self.queue.pop()) is not None:
-            pod = self.pending_pod(key)
+        if key == RETRY_KEY:
+            self.retry_unschedulable()
+        while (pod_key := self.queue.pop()) is not None:
+            pod = self.pending_pod(pod_key)
             try:
                 if pod is not None:
                     await self.schedule_pod(pod)
             except NotFound:
-                self.forget(key)
+                self.forget(pod_key)
             except BaseException:
                 if pod is not None:
                     self.queue.add(pod)  # the next call retries it
                 raise
             finally:
-                self.queue.done(key)
+                self.queue.done(pod_key)
 
     def pending_pod(self, key: str) -> Object | None:
         pod = self.pods.store.get(key)
@@ -482,7 +477,7 @@ def install(manager: Manager) -> None:
     budgets = manager.informer(DISRUPTION_BUDGETS)
     scheduler = Scheduler(manager.client, events, manager.now, pods, budgets, storage, cache=cache)
     controller = manager.controller("scheduler", scheduler.reconcile, workers=WORKERS)
-    scheduler.enqueue_key = controller.queue.add
+    scheduler.enqueue_key_after = controller.queue.add_after
     pods.on_change(scheduler.pod_changed)
     nodes.on_change(scheduler.node_changed)
     manager.informer(NAMESPACES).on_change(scheduler.namespace_changed)
