@@ -1,5 +1,7 @@
 """Error responses as flat JSON: code, reason and message."""
 
+from tapestry.apiserver.core.api_errors import request_timed_out, work_limit_exceeded
+from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded
 from tapestry.kube.errors import ApiError, BadRequest, MethodNotAllowed, NotFound
 from tapestry.kube.objects import Object
 
@@ -15,6 +17,10 @@ def not_found(message: str) -> NotFound:
 def method_not_allowed(method: str, allowed: str) -> MethodNotAllowed:
     message = f"{method} is not supported here, only {allowed}"
     return MethodNotAllowed(405, "MethodNotAllowed", message, details={"allowed": allowed})
+
+
+def limit_error(error: BudgetExceeded | DeadlineExceeded) -> ApiError:
+    return work_limit_exceeded() if isinstance(error, BudgetExceeded) else request_timed_out()
 
 
 def error_body(error: ApiError) -> Object:

@@ -21,13 +21,15 @@ from typing import Any
 import msgspec
 
 from tapestry.apiext import flat_objects
-from tapestry.apiext.errors import bad_request, error_body
+from tapestry.apiext.errors import bad_request, error_body, limit_error
 from tapestry.apiext.list_query import Candidate, ListQuery
-from tapestry.apiext.requests import resource_path, send_request, transport_error_body
-from tapestry.client.options import selector_query
+from tapestry.apiext.lists import BATCH, decode_item, decode_page, fetch_page
+from tapestry.apiext.requests import resource_path, transport_error_body
+from tapestry.apiserver.core.workers import StreamWork
 from tapestry.client.streams import read_lines, require_success
 from tapestry.client.transport import Request, Transport
 from tapestry.client.watch import WATCH_LIFETIME_SECONDS, Change, decode_chunk
+from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded, charge
 from tapestry.kube.errors import ApiError, Gone, TransportError, error_from_status
 from tapestry.kube.objects import Object, version_of
 from tapestry.kube.resources import Resource
@@ -35,7 +37,6 @@ from tapestry.kube.resources import Resource
 CONTENT_TYPE = "text/event-stream"
 RETRY = b"retry: 2000\n\n"
 """Milliseconds after which clients connect again."""
-PAGE_SIZE = 500
 MAX_VERSION_LENGTH = 64
 
 
@@ -54,9 +55,13 @@ class Selection:
     def matches(self, obj: Object) -> bool:
         return not self.query.terms or self.query.matches(Candidate(obj, flat_objects.full_object(obj, self.resource)))
 
-    def request(self, **query: str) -> Request:
-        fields = f"metadata.name={self.name}" if self.name else ""
-        return Request("GET", resource_path(self.resource, self.query.namespace), selector_query("", fields) | query)
+    @property
+    def path(self) -> str:
+        return resource_path(self.resource, self.query.namespace)
+
+    @property
+    def field_query(self) -> dict[str, str]:
+        return {"fieldSelector": f"metadata.name={self.name}"} if self.name else {}
 
 
 def encode_event(type: str, data: Any, version: str | None = None) -> bytes:
@@ -84,6 +89,8 @@ async def open_event_stream(selection: Selection, api: Transport, version: str) 
                     yield each
             except ApiError as error:
                 yield encode_event("error", error_body(error))
+            except (BudgetExceeded, DeadlineExceeded) as error:
+                yield encode_event("error", error_body(limit_error(error)))
             except TransportError as error:
                 yield encode_event("error", transport_error_body(error, f"watch {selection.resource.name}"))
 
@@ -91,51 +98,76 @@ async def open_event_stream(selection: Selection, api: Transport, version: str) 
 
 
 async def watch_events(selection: Selection, api: Transport, version: str) -> AsyncGenerator[bytes, None]:
+    work = StreamWork.of_current_request()
     try:
         if not version:
-            async for text, listed in existing_objects(selection, api):
+            async for text, listed in existing_objects(selection, api, work):
                 yield text
                 version = listed
-        async with aclosing(changes_since(selection, api, version)) as changes:
+        async with aclosing(changes_since(selection, api, version, work)) as changes:
             async for text in changes:
                 yield text
     except Gone:  # the client connects again, without a version
         yield encode_event("reset", {}, "")
 
 
-async def existing_objects(selection: Selection, api: Transport) -> AsyncGenerator[tuple[bytes, str], None]:
+async def existing_objects(
+    selection: Selection, api: Transport, work: StreamWork
+) -> AsyncGenerator[tuple[bytes, str], None]:
     """Yield the events of one consistent list, and finally its version."""
-    next_page: dict[str, str] = {}
+    query, limit = selection.field_query, BATCH
     while True:
-        found = await send_request(selection.request(limit=str(PAGE_SIZE), **next_page), api)
-        matching = [each for each in found["items"] or () if selection.matches(each)]
-        text = b"".join([encode_event("added", selection.flat(each)) for each in matching])
-        version = version_of(found)
-        if not (cursor := found["metadata"].get("continue")):
-            yield text + encode_event("synced", {}, version), version
-            return
+        page, limit = await fetch_page(selection.path, query, limit, api)
+        text, version, cursor = await work.run_if_large(len(page), encode_existing, selection, page)
         yield text, version
-        next_page = {"continue": cursor}
+        if not cursor:
+            return
+        query = {**query, "continue": cursor}
 
 
-async def changes_since(selection: Selection, api: Transport, version: str) -> AsyncGenerator[bytes, None]:
+def encode_existing(selection: Selection, body: bytes) -> tuple[bytes, str, str]:
+    """Return the events of a page, its version, and the cursor of the next page."""
+    page = decode_page(body)
+    version = page.metadata.get("resourceVersion", "")
+    objects = (decode_item(raw) for raw in page.items or ())
+    events = [encode_event("added", selection.flat(each)) for each in objects if selection.matches(each)]
+    if not page.cursor:
+        events.append(encode_event("synced", {}, version))
+    return b"".join(events), version, page.cursor
+
+
+async def changes_since(
+    selection: Selection, api: Transport, version: str, work: StreamWork
+) -> AsyncGenerator[bytes, None]:
     """Yield the events of one watch; the first chunk is empty and means that the watch has started."""
     lifetime = str(random.randint(*WATCH_LIFETIME_SECONDS))
-    request = selection.request(watch="1", allowWatchBookmarks="true", resourceVersion=version, timeoutSeconds=lifetime)
+    options = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": lifetime}
+    request = Request("GET", selection.path, {**selection.field_query, **options})
     async with api.stream(request) as opened:
         stream = await require_success(opened, str(request))
         yield b""
         async with aclosing(read_lines(stream)) as batches:
             async for lines in batches:
-                chunk = decode_chunk(lines, without_managed_fields=True)
-                if events := [encoded_change(selection, each) for each in chunk.changes]:
-                    version = version_of(chunk.changes[-1].object)
-                if chunk.version not in ("", version):
-                    version = chunk.version
-                    events.append(encode_event("bookmark", {}, version))
-                yield b"".join(events)
-                if chunk.error is not None:
-                    raise error_from_status(chunk.error, action=str(request))
+                size = sum(map(len, lines))
+                text, version, error = await work.run_if_large(size, encode_changes, selection, lines, version)
+                yield text
+                if error is not None:
+                    raise error_from_status(error, action=str(request))
+
+
+def encode_changes(selection: Selection, lines: list[bytes], version: str) -> tuple[bytes, str, Object | None]:
+    """Return the events of a chunk, the last version, and the error that ends the watch."""
+    events = []
+    for line in lines:
+        charge(5 + len(line) // 64)
+        chunk = decode_chunk([line], without_managed_fields=True)
+        events += [encoded_change(selection, each) for each in chunk.changes]
+        if chunk.error is not None:
+            return b"".join(events), version, chunk.error
+        if not chunk.changes and chunk.version not in ("", version):
+            events.append(encode_event("bookmark", {}, chunk.version))
+        version = chunk.version or version
+    return b"".join(events), version, None
 
 
 def encoded_change(selection: Selection, change: Change) -> bytes:

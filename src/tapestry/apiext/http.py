@@ -6,7 +6,14 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -19,6 +26,10 @@ from tapestry.apiext.requests import ROOT, RestRequest, RestResponse, error_resp
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.access import authentication
+from tapestry.apiserver.core.api_errors import request_timed_out
+from tapestry.apiserver.core.codec import MAX_BODY_BYTES
+from tapestry.apiserver.core.workers import RequestBudget, Worker
+from tapestry.apiserver.serving.uploads import UploadBudget
 from tapestry.client.access import Access
 from tapestry.client.credentials import Credentials
 from tapestry.client.http_transport import HttpTransport
@@ -27,6 +38,7 @@ from tapestry.client.tls import KeyPair, TlsContextSource
 from tapestry.client.transport import JSON, Transport
 from tapestry.client.watch import WATCH_LIFETIME_SECONDS
 from tapestry.controller.app import App
+from tapestry.kube.budget import CURRENT_BUDGET, DeadlineExceeded
 from tapestry.kube.crds import Kind
 from tapestry.kube.errors import ApiError, TooLarge, TooManyRequests, Unauthorized
 from tapestry.process.addresses import Address, parse_address
@@ -66,8 +78,8 @@ def access_for_callers(access: Access) -> Access:
 
 log = logger(__name__)
 
-MAX_BODY_BYTES = 3 << 20
-"""Limit of request bodies, the same as in Kubernetes."""
+REQUEST_SECONDS = 60.0
+"""Seconds that a request may take."""
 PUBLIC_PATH = f"{ROOT}/openapi.json"
 """Path that needs no credentials, because it describes the installed software, not the cluster."""
 STREAM_SECONDS = WATCH_LIFETIME_SECONDS[1] + 60.0
@@ -96,6 +108,11 @@ class ApiExtHandler:
         self._origins = origins
         self._streams: Counter[str] = Counter()
         """Number of streams by credentials."""
+        self._uploads = UploadBudget()
+        self._worker = Worker()
+
+    def close(self) -> None:
+        self._worker.close()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/healthz":
@@ -137,16 +154,43 @@ class ApiExtHandler:
                 del self._streams[caller]
 
     async def _respond(self, request: web.Request) -> RestResponse:
+        """Return the response, within the limits of one request. The body is received after authorization."""
+        caller = request.headers.get(hdrs.AUTHORIZATION, "")
+        budget = RequestBudget(self._worker, caller)
+        budget.set_timeout(REQUEST_SECONDS)
+        reset_token = CURRENT_BUDGET.set(budget)
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS), AsyncExitStack() as stack:
+                return await self._rest_api.handle(self._rest_request(request, caller, stack), self._transport)
+        except (TimeoutError, DeadlineExceeded) as error:
+            raise request_timed_out() from error
+        finally:
+            await budget.end()
+            CURRENT_BUDGET.reset(reset_token)
+
+    def _rest_request(self, request: web.Request, caller: str, stack: AsyncExitStack) -> RestRequest:
+        """Return the request; its body counts as an upload until `stack` is closed."""
+
+        async def read_body() -> bytes:
+            size = MAX_BODY_BYTES if request.content_length is None else request.content_length
+            if size > MAX_BODY_BYTES:
+                raise too_large()
+            self._uploads.acquire(caller, size)
+            stack.callback(self._uploads.release, caller, size)
+            try:
+                return await request.read()
+            except web.HTTPRequestEntityTooLarge as error:
+                raise too_large() from error
+
         path = request.path.removeprefix(ROOT) if request.path.startswith(f"{ROOT}/") else request.path
-        call = RestRequest(
+        return RestRequest(
             request.method,
             path,
             dict(request.query),
             request.headers.get(hdrs.CONTENT_TYPE, ""),
-            await read_body(request),
+            read_body,
             request.headers.get("Last-Event-ID", ""),
         )
-        return await self._rest_api.handle(call, self._transport)
 
     def _caller_scope(self, request: web.Request, *, is_shared: bool) -> AbstractContextManager[None]:
         """Return the scope with the caller's credentials; `is_shared` means the page's origin is allowed."""
@@ -169,11 +213,8 @@ def cors_headers(origin: str) -> dict[str, str]:
     return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
 
 
-async def read_body(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise TooLarge(413, "TooLarge", f"the body is over {MAX_BODY_BYTES} bytes") from error
+def too_large() -> TooLarge:
+    return TooLarge(413, "TooLarge", f"the body is over {MAX_BODY_BYTES} bytes")
 
 
 async def send_stream(
@@ -240,6 +281,7 @@ class ApiExtServer:
                 log.info("apiext server listening", address=str(at), server=server, ownIdentity=config.own_identity)
                 await self._stopping.wait()
         finally:
+            handler.close()
             await transport.close()
 
 

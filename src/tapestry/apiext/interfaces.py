@@ -12,15 +12,26 @@ from typing import Any
 
 import msgspec
 
+from tapestry.apiext.access import check_access
 from tapestry.apiext.errors import bad_request
-from tapestry.apiext.requests import RestRequest, RestResponse, decode_body, json_response, resource_path, send_request
+from tapestry.apiext.requests import (
+    RestRequest,
+    RestResponse,
+    check_media_type,
+    decode_body,
+    json_response,
+    receive_body,
+    resource_path,
+    send_request,
+)
+from tapestry.apiserver.core.workers import run_if_large
 from tapestry.client.client import Client
-from tapestry.client.transport import Request, Transport
+from tapestry.client.transport import JSON, Request, Transport
 from tapestry.kube.api_types import decode_hook
 from tapestry.kube.crds import HttpRoute, Kind
-from tapestry.kube.errors import Forbidden, KubeError, ServerError, Timeout
-from tapestry.kube.objects import Object, value_at
-from tapestry.kube.resources import SELF_SUBJECT_ACCESS_REVIEWS, Resource
+from tapestry.kube.errors import KubeError, ServerError, Timeout
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import Resource
 from tapestry.kube.schemas import to_unstructured
 from tapestry.process.logs import logger
 
@@ -28,7 +39,6 @@ log = logger(__name__)
 
 HANDLER_SECONDS = 30.0
 """Seconds after which a handler is cancelled."""
-VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 Routes = Mapping[str, list[HttpRoute]]
 
@@ -58,14 +68,13 @@ async def call_handler(
     """Authorize the caller, check the arguments, and call the handler for the object."""
     query_arguments = rest_request.query.keys() if route.method == "GET" and route.arguments else ()
     namespace = rest_request.object_namespace(resource, *(each for each in query_arguments if each != "namespace"))
-    client = Client(api)
-    await check_access(client, route, resource, name, namespace)
-    arguments = () if route.arguments is None else (decode_arguments(route, rest_request),)
+    await check_access(api, route.method, resource, namespace, name, route.name)
+    arguments = () if route.arguments is None else (await receive_arguments(route, rest_request),)
     found = await send_request(Request("GET", resource_path(resource, namespace, name)), api)
     doing = f"{route.method} {resource.name}{route.path}"
     try:
         async with asyncio.timeout(HANDLER_SECONDS):
-            result = await route.handler(HttpCall(found, client), *arguments)
+            result = await route.handler(HttpCall(found, Client(api)), *arguments)
     except KubeError:
         raise
     except TimeoutError as error:
@@ -76,26 +85,23 @@ async def call_handler(
     return RestResponse(204) if result is None else json_response(200, to_unstructured(result))
 
 
-async def check_access(client: Client, route: HttpRoute, resource: Resource, name: str, namespace: str | None) -> None:
-    attributes = {"group": resource.group, "resource": resource.plural, "subresource": route.name, "name": name}
-    attributes |= {"verb": VERBS[route.method], "version": resource.version, "namespace": namespace or ""}
-    review = await client.review(SELF_SUBJECT_ACCESS_REVIEWS, {"resourceAttributes": attributes})
-    if value_at(review, "status", "allowed", default=False) is not True:
-        right = f"{VERBS[route.method]} {resource.plural}/{route.name} in group {resource.group}"
-        raise Forbidden(403, "Forbidden", f"you may not {right}; ask for a Role that allows it")
-
-
-def decode_arguments(route: HttpRoute, rest_request: RestRequest) -> Any:
+async def receive_arguments(route: HttpRoute, rest_request: RestRequest) -> Any:
     """Return the arguments of a call: the query parameters of a GET, otherwise the body."""
+    if route.method == "GET":
+        given = {name: value for name, value in rest_request.query.items() if name != "namespace"}
+        return convert_arguments(route, given, strict=False)
+    body = await receive_body(rest_request)
+    if not body:
+        return convert_arguments(route, {}, strict=True)
+    check_media_type(rest_request, JSON)
+    return await run_if_large(len(body), lambda: convert_arguments(route, decode_body(body), strict=True))
+
+
+def convert_arguments(route: HttpRoute, given: Any, *, strict: bool) -> Any:
     assert route.arguments is not None
-    is_query = route.method == "GET"
-    if is_query:
-        given: Any = {name: value for name, value in rest_request.query.items() if name != "namespace"}
-    else:
-        given = decode_body(rest_request) if rest_request.body else {}
     if isinstance(given, dict) and (unknown := given.keys() - set(route.arguments.__struct_encode_fields__)):
         raise bad_request(f"{min(unknown)}: no such argument of {route.method} {route.path}")
     try:
-        return msgspec.convert(given, route.arguments, strict=not is_query, dec_hook=decode_hook)
+        return msgspec.convert(given, route.arguments, strict=strict, dec_hook=decode_hook)
     except msgspec.ValidationError as error:
         raise bad_request(f"the arguments of {route.method} {route.path} are invalid: {error}") from error

@@ -8,11 +8,14 @@ begins with a dot is looked up in the object itself (`.metadata.generation`, `.r
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from tapestry.apiext.errors import bad_request
+from tapestry.kube.budget import charge, checkpoint
 from tapestry.kube.objects import Object
 
 FIELDS = (
@@ -22,6 +25,11 @@ FIELDS = (
 PARAMETERS = ("namespace", "filter", "sort", "limit", "page", "cursor")
 DEFAULT_LIMIT, MAX_LIMIT = 100, 500
 """Objects per page: the default and the maximum."""
+MAX_FILTER_TERMS, MAX_SORT_KEYS = 32, 8
+MAX_FIELD_LENGTH = 512
+"""Characters of a field in a filter or a sort key."""
+MAX_RANK_LENGTH = 256
+"""Characters of a text by which objects are sorted."""
 COMMA_PATTERN = re.compile(r"(?<!\\),")
 TERM_PATTERN = re.compile(r"(?P<field>[^=!~]+)(?P<operator>==?|!=|!~|~)(?P<value>.*)", re.DOTALL)
 
@@ -39,7 +47,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class FilterTerm:
-    """Condition on a field: equal to a text or, with `~`, containing it; optionally negated."""
+    """Condition on a field: equal to a text or, with `~`, containing it; optionally negated.
+
+    A contained text is casefolded.
+    """
 
     field: str
     value: str
@@ -48,18 +59,27 @@ class FilterTerm:
 
     def matches(self, candidate: Candidate) -> bool:
         found = candidate.value(self.field)
-        texts = [value_text(each) for each in found] if isinstance(found, list) else [value_text(found)]
-        if self.contains:
-            is_match = any(self.value.casefold() in each.casefold() for each in texts)
-        else:
-            is_match = self.value in texts
+        texts = (value_text(each) for each in (found if isinstance(found, list) else (found,)))
+        is_match = any(self.value in each.casefold() for each in texts) if self.contains else self.value in texts
         return is_match is not self.negated
+
+
+Rank = tuple[int, float, str]
+"""Position of a value in a sorted list: numbers first, then everything else as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
     field: str
     descending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An encoded object that matches a query, and its rank by each sort key; None if it does not have the field."""
+
+    raw: msgspec.Raw
+    ranks: tuple[Rank | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +100,20 @@ class ListQuery:
     def matches(self, candidate: Candidate) -> bool:
         return all(term.matches(candidate) for term in self.terms)
 
-    def page_of(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def ranks(self, candidate: Candidate) -> tuple[Rank | None, ...]:
+        return tuple([rank_of(candidate.value(key.field)) for key in self.keys])
+
+    def page_of(self, matches: Iterable[Match]) -> list[Match]:
         begin = ((self.page or 1) - 1) * self.limit
-        return sorted_candidates(candidates, self.keys)[begin : begin + self.limit]
+        return self.sorted(matches)[begin : begin + self.limit]
+
+    def sorted(self, matches: Iterable[Match]) -> list[Match]:
+        """Sort by the first key, then by the others; objects without the field are last in both directions."""
+        found = list(matches)
+        for index in reversed(range(len(self.keys))):
+            checkpoint()
+            sort_by_key(found, index, self.keys[index].descending)
+        return found
 
     def page_count(self, total: int) -> int:
         return math.ceil(total / self.limit)
@@ -95,8 +126,8 @@ def parse_list_query(query: Mapping[str, str]) -> ListQuery:
             raise bad_request(f"{name}: no such parameter; valid are {', '.join(PARAMETERS)}")
     found = ListQuery(
         query.get("namespace") or None,
-        tuple(parse_filter_term(each) for each in comma_separated(query.get("filter", ""))),
-        tuple(parse_sort_key(each) for each in comma_separated(query.get("sort", ""))),
+        tuple(parse_filter_term(each) for each in comma_separated(query, "filter", MAX_FILTER_TERMS)),
+        tuple(parse_sort_key(each) for each in comma_separated(query, "sort", MAX_SORT_KEYS)),
         parse_number(query["limit"], "limit", MAX_LIMIT) if "limit" in query else DEFAULT_LIMIT,
         parse_number(query["page"], "page", None) if "page" in query else None,
         query.get("cursor", ""),
@@ -106,19 +137,22 @@ def parse_list_query(query: Mapping[str, str]) -> ListQuery:
     return found
 
 
-def comma_separated(value: str) -> list[str]:
-    r"""Split at commas; `\\,` is a literal comma."""
-    return [each.replace("\\,", ",").strip() for each in COMMA_PATTERN.split(value) if each.strip()]
+def comma_separated(query: Mapping[str, str], parameter: str, maximum: int) -> list[str]:
+    r"""Split a parameter at commas; `\\,` is a literal comma."""
+    found = [each.replace("\\,", ",").strip() for each in COMMA_PATTERN.split(query.get(parameter, "")) if each.strip()]
+    if len(found) > maximum:
+        raise bad_request(f"{parameter}: {len(found)} fields; send at most {maximum}")
+    return found
 
 
 def parse_filter_term(part: str) -> FilterTerm:
     found = TERM_PATTERN.fullmatch(part)
     if found is None:
-        raise bad_request(f"filter: {part!r} is not a filter; write field=text, field!=text, field~part or field!~part")
-    operator = found["operator"]
-    return FilterTerm(
-        check_field(found["field"].strip(), "filter"), found["value"].strip(), "~" in operator, "!" in operator
-    )
+        advice = "write field=text, field!=text, field~part or field!~part"
+        raise bad_request(f"filter: {part[:MAX_FIELD_LENGTH]!r} is not a filter; {advice}")
+    field, operator, value = check_field(found["field"].strip(), "filter"), found["operator"], found["value"].strip()
+    contains = "~" in operator
+    return FilterTerm(field, value.casefold() if contains else value, contains, "!" in operator)
 
 
 def parse_sort_key(part: str) -> SortKey:
@@ -126,6 +160,8 @@ def parse_sort_key(part: str) -> SortKey:
 
 
 def check_field(field: str, parameter: str) -> str:
+    if len(field) > MAX_FIELD_LENGTH:
+        raise bad_request(f"{parameter}: a field of {len(field)} characters; send at most {MAX_FIELD_LENGTH}")
     if field.partition(".")[0] in FIELDS or (field.startswith(".") and len(field) > 1):
         return field
     valid = f"use {', '.join(FIELDS)} or a path below; `.reason` is a field of the object itself"
@@ -150,25 +186,26 @@ def value_at_path(value: Any, path: str) -> Any:
     return None
 
 
+def sort_by_key(matches: list[Match], index: int, descending: bool) -> None:
+    absent = (-1 if descending else 2, 0, "")
+    matches.sort(key=lambda each: each.ranks[index] or absent, reverse=descending)
+
+
 def value_text(value: Any) -> str:
     """Return a value in the form used in queries."""
     if value is None:
         return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, str):
+        charge(1 + len(value) // 512)
+        return value
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    charge(1 + len(text) // 64)  # of an object, this is slow
+    return text
 
 
-def sorted_candidates(candidates: Sequence[Candidate], keys: Sequence[SortKey]) -> list[Candidate]:
-    """Sort by the first key, then by the others; objects without the field are last in both directions."""
-    found = list(candidates)
-    for each in reversed(keys):
-        present = [one for one in found if one.value(each.field) is not None]
-        absent = [one for one in found if one.value(each.field) is None]
-        found = sorted(present, key=lambda one: sort_rank(one.value(each.field)), reverse=each.descending) + absent
-    return found
-
-
-def sort_rank(value: Any) -> tuple[int, float, str]:
-    """Return a sort key: numbers first, then everything else as text."""
+def rank_of(value: Any) -> Rank | None:
+    if value is None:
+        return None
     if isinstance(value, int | float) and not isinstance(value, bool):
         return 0, value, ""
-    return 1, 0, value_text(value)
+    return 1, 0, value_text(value)[:MAX_RANK_LENGTH]

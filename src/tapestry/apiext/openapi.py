@@ -122,9 +122,10 @@ NAMESPACE = parameter("namespace", "Namespace. Default for lists: all namespaces
 LIST_PARAMETERS = [
     NAMESPACE,
     parameter(
-        "filter", "Comma-separated terms that must all match, with = != ~ (contains) !~: `phase=Running,name~web`."
+        "filter",
+        "Up to 32 comma-separated terms that must all match, with = != ~ (contains) !~: `phase=Running,name~web`.",
     ),
-    parameter("sort", "Comma-separated fields; a minus sorts in descending order: `-created,name`."),
+    parameter("sort", "Up to 8 comma-separated fields; a minus sorts in descending order: `-created,name`."),
     parameter(
         "limit", "Objects per page.", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
     ),

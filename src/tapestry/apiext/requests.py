@@ -1,6 +1,10 @@
-"""Requests and responses of the plain REST API, and its requests to the API server."""
+"""Requests and responses of the plain REST API, and its requests to the API server.
 
-from collections.abc import AsyncGenerator, Mapping
+The body of a request is received after its caller is authorized. Functions that convert large objects run in the worker
+thread (`run_if_large`).
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,10 +12,13 @@ import msgspec
 
 from tapestry.apiext import flat_objects
 from tapestry.apiext.errors import bad_request, error_body
+from tapestry.apiserver.core.codec import decode_json
 from tapestry.apiserver.core.requests import TRUE_VALUES
-from tapestry.client.responses import OBJECT_DECODER, decode_response
-from tapestry.client.transport import JSON, Request, Transport
-from tapestry.kube.errors import ApiError, TransportError, UnsupportedMediaType, error_from_body
+from tapestry.apiserver.core.workers import reserve_memory, run_if_large
+from tapestry.client import responses
+from tapestry.client.responses import Fields, decoding_errors
+from tapestry.client.transport import Request, Transport
+from tapestry.kube.errors import ApiError, BadRequest, TransportError, UnsupportedMediaType, error_from_body
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 from tapestry.process.logs import logger
@@ -19,6 +26,11 @@ from tapestry.process.logs import logger
 log = logger(__name__)
 
 ROOT = "/apiext"
+FIELDS_DECODER = msgspec.json.Decoder(Fields)
+
+
+async def no_body() -> bytes:
+    return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +41,8 @@ class RestRequest:
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     content_type: str = ""
-    body: bytes = b""
+    read_body: Callable[[], Awaitable[bytes]] = no_body
+    """Receives the body."""
     last_event_id: str = ""
     """Last event that a watching client has received."""
 
@@ -84,26 +97,49 @@ def transport_error_body(error: TransportError, doing: str) -> Object:
     return {"code": 502, "reason": "BadGateway", "message": "the API server did not respond; try again"}
 
 
-async def send_request(request: Request, api: Transport) -> Object:
-    """Return the decoded response; raise the error that the API server returns."""
+async def send(request: Request, api: Transport) -> bytes:
+    """Return the body of the response; raise the error that the API server returns."""
     response = await api.send(request)
     if response.status >= 300:
         raise error_from_body(response.status, response.body)
-    return decode_response(OBJECT_DECODER, response.body, str(request))
+    return response.body
 
 
-def decode_body(rest_request: RestRequest, *media_types: str) -> Any:
-    """Decode a JSON body; raise UnsupportedMediaType or BadRequest."""
-    supported = media_types or (JSON,)
+async def send_request(request: Request, api: Transport) -> Object:
+    """Return the decoded response; raise the error that the API server returns."""
+    body = await send(request, api)
+    return await run_if_large(len(body), decode_object, body, str(request))
+
+
+def decode_object(body: bytes | msgspec.Raw, doing: str) -> Object:
+    """Decode an object without its managed fields, which can be larger than the rest."""
+    with decoding_errors(doing):
+        return responses.decode_object(FIELDS_DECODER.decode(body), without_managed_fields=True)
+
+
+def check_media_type(rest_request: RestRequest, *supported: str) -> None:
     if rest_request.media_type not in supported:
         message = (
             f"Content-Type: {rest_request.content_type or 'nothing'} is not supported; send {' or '.join(supported)}"
         )
         raise UnsupportedMediaType(415, "UnsupportedMediaType", message)
+
+
+async def receive_body(rest_request: RestRequest) -> bytes:
+    """Return the body of an authorized request, once it may be decoded."""
+    body = await rest_request.read_body()
+    await reserve_memory(len(body))
+    return body
+
+
+def decode_body(body: bytes) -> Any:
+    """Decode a JSON body; raise BadRequest."""
     try:
-        return msgspec.json.decode(rest_request.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"the body is not JSON: {error}") from error
+        return decode_json(body)
+    except BadRequest as error:
+        if error.__cause__ is None:  # too many objects and lists
+            raise
+        raise bad_request(f"the body is not JSON: {error.__cause__}") from error
 
 
 def resource_path(resource: Resource, namespace: str | None, name: str | None = None) -> str:

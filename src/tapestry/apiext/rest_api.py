@@ -3,38 +3,43 @@
 The `Transport` sends requests with the caller's credentials.  The API server authorizes them; this module does not.
 """
 
-import asyncio
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from tapestry.apiext import flat_objects
-from tapestry.apiext.errors import bad_request, method_not_allowed, not_found
+from tapestry.apiext.access import check_access
+from tapestry.apiext.errors import bad_request, limit_error, method_not_allowed, not_found
 from tapestry.apiext.event_stream import CONTENT_TYPE, Selection, open_event_stream
 from tapestry.apiext.interfaces import Routes, call_handler
-from tapestry.apiext.list_query import Candidate, ListQuery, parse_list_query
+from tapestry.apiext.list_query import ListQuery, parse_list_query
+from tapestry.apiext.lists import MAX_FULL_LISTS, filtered_page, server_page
 from tapestry.apiext.openapi import openapi_document
 from tapestry.apiext.requests import (
     ROOT,
     RestRequest,
     RestResponse,
+    check_media_type,
     decode_body,
+    decode_object,
     error_response,
     json_response,
+    receive_body,
     resource_path,
+    send,
     send_request,
     transport_error_body,
 )
 from tapestry.apiext.resource_mapper import VERBS, ResourceMapper, shortest_name
+from tapestry.apiserver.core.fairness import FairQueue
+from tapestry.apiserver.core.workers import run_if_large
 from tapestry.client.transport import JSON, Request, Transport
-from tapestry.kube.errors import ApiError, Conflict, TooLarge, TransportError
+from tapestry.kube.budget import BudgetExceeded
+from tapestry.kube.errors import ApiError, Conflict, TransportError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 
-BATCH = 500
-"""Objects per request to the API server."""
-MAX_OBJECTS_READ = 20_000
-"""Objects of a kind that can be filtered and sorted; for more, use a namespace or a cursor."""
 MERGE_PATCH, JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 STRICT = {"fieldValidation": "Strict"}
 """Rejects misspelled fields, which would otherwise be dropped silently."""
@@ -48,6 +53,7 @@ class RestApi:
         self._resource_mapper = resource_mapper
         self._routes = routes or {}
         self._openapi = openapi_document(self._routes)
+        self._full_lists = FairQueue(MAX_FULL_LISTS)
 
     async def handle(self, rest_request: RestRequest, api: Transport) -> RestResponse:
         """Return the response; errors become responses, too."""
@@ -55,6 +61,8 @@ class RestApi:
             return await self._route(rest_request, api)
         except ApiError as error:
             return error_response(error)
+        except BudgetExceeded as error:
+            return error_response(limit_error(error))
         except TransportError as error:
             return json_response(502, transport_error_body(error, f"{rest_request.method} {rest_request.path}"))
 
@@ -72,9 +80,9 @@ class RestApi:
             case ["v1", kind]:
                 check_method(rest_request, "GET", "POST")
                 resource = await self._resource_mapper.find(kind, api)
-                return await (list_objects if rest_request.method != "POST" else create_object)(
-                    rest_request, resource, api
-                )
+                if rest_request.method == "POST":
+                    return await create_object(rest_request, resource, api)
+                return await list_objects(rest_request, resource, api, self._full_lists)
             case ["v1", kind, name]:
                 check_method(rest_request, *OBJECT_HANDLERS)
                 resource = await self._resource_mapper.find(kind, api)
@@ -108,7 +116,9 @@ class RestApi:
         return json_response(200, {"kinds": sorted(listed, key=lambda each: str(each["name"]))})
 
 
-async def list_objects(rest_request: RestRequest, resource: Resource, api: Transport) -> RestResponse:
+async def list_objects(
+    rest_request: RestRequest, resource: Resource, api: Transport, full_lists: FairQueue
+) -> RestResponse:
     list_query = parse_list_query({name: value for name, value in rest_request.query.items() if name != "watch"})
     if list_query.namespace and not resource.namespaced:
         raise bad_request(f"namespace: {resource.name} are not namespaced; omit it")
@@ -116,7 +126,9 @@ async def list_objects(rest_request: RestRequest, resource: Resource, api: Trans
         if not rest_request.query.keys() <= {"watch", "namespace", "filter"}:
             raise bad_request("watch: valid with it are namespace and filter")
         return await watch_objects(Selection(resource, list_query), rest_request, api)
-    return await (filtered_page if list_query.needs_full_list else server_page)(list_query, resource, api)
+    if list_query.needs_full_list:
+        return await filtered_page(list_query, resource, api, full_lists)
+    return await server_page(list_query, resource, api)
 
 
 async def watch_objects(selection: Selection, rest_request: RestRequest, api: Transport) -> RestResponse:
@@ -124,87 +136,70 @@ async def watch_objects(selection: Selection, rest_request: RestRequest, api: Tr
     return RestResponse(200, headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"}, stream=stream)
 
 
-async def server_page(list_query: ListQuery, resource: Resource, api: Transport) -> RestResponse:
-    """Return a page of the API server's own list."""
-    found = await fetch_list(list_query, resource, api, list_query.limit, list_query.cursor)
-    items = [flat_objects.object_outline(each, resource) for each in found["items"] or ()]
-    next_cursor = found["metadata"].get("continue") or None
-    remaining = found["metadata"].get("remainingItemCount") if next_cursor else 0
-    total = (
-        None if list_query.cursor or remaining is None else len(items) + remaining
-    )  # the number of objects before a cursor is unknown
-    unpaged = {"page": None, "pages": None, "next": next_cursor}
-    return json_response(200, {"items": items, "total": total, "limit": list_query.limit, **unpaged})
-
-
-async def filtered_page(list_query: ListQuery, resource: Resource, api: Transport) -> RestResponse:
-    """Read all matching objects and return one page of them."""
-    matching: list[Candidate] = []
-    read, next_cursor = 0, ""
-    while True:
-        found = await fetch_list(list_query, resource, api, BATCH, next_cursor)
-        candidates = (Candidate(each, flat_objects.full_object(each, resource)) for each in found["items"] or ())
-        matching += [each for each in candidates if list_query.matches(each)]
-        read += len(found["items"] or ())
-        next_cursor = found["metadata"].get("continue") or ""
-        if not next_cursor:
-            break
-        if read >= MAX_OBJECTS_READ:
-            advice = "query one namespace, or page with a cursor instead of filter, sort and page"
-            raise TooLarge(413, "TooLarge", f"there are more than {MAX_OBJECTS_READ} {resource.name}; {advice}")
-        await asyncio.sleep(0)  # an in-process server responds without waiting; yield to other tasks
-    total = len(matching)
-    items = [flat_objects.object_outline(each.obj, resource) for each in list_query.page_of(matching)]
-    paged = {"page": list_query.page or 1, "pages": list_query.page_count(total), "next": None}
-    return json_response(200, {"items": items, "total": total, "limit": list_query.limit, **paged})
-
-
-async def fetch_list(list_query: ListQuery, resource: Resource, api: Transport, limit: int, cursor: str) -> Object:
-    query = {"limit": str(limit), **({"continue": cursor} if cursor else {})}
-    return await send_request(Request("GET", resource_path(resource, list_query.namespace), query), api)
-
-
 async def get_object(rest_request: RestRequest, resource: Resource, name: str, api: Transport) -> RestResponse:
     namespace = rest_request.object_namespace(resource, "watch")
     path = resource_path(resource, namespace, name)
     if rest_request.is_watch:
         return await watch_objects(Selection(resource, ListQuery(namespace), name), rest_request, api)
-    return json_response(200, flat_objects.full_object(await send_request(Request("GET", path), api), resource))
+    return await send_for_object(Request("GET", path), resource, api)
 
 
 async def create_object(rest_request: RestRequest, resource: Resource, api: Transport) -> RestResponse:
-    obj = flat_objects.object_from_body(decode_body(rest_request), resource, rest_request.namespace())
-    path = resource_path(resource, obj["metadata"].get("namespace"))
-    created = flat_objects.full_object(await write("POST", path, obj, api), resource)
-    where = f"?namespace={quote(created['namespace'])}" if created["namespace"] else ""
-    return json_response(201, created, {"Location": f"{ROOT}/v1/{resource.name}/{quote(created['name'])}{where}"})
+    """Create an object. Without a namespace in the query, the caller must have the right in `default`."""
+    namespace = rest_request.namespace()
+    check_media_type(rest_request, JSON)
+    await check_access(api, "POST", resource, rest_request.object_namespace(resource))
+    body = await receive_body(rest_request)
+    request = await run_if_large(len(body), create_request, body, resource, namespace)
+    return await send_for_object(request, resource, api, 201)
+
+
+def create_request(body: bytes, resource: Resource, namespace: str | None) -> Request:
+    obj = flat_objects.object_from_body(decode_body(body), resource, namespace)
+    return strict_request("POST", resource_path(resource, obj["metadata"].get("namespace")), obj)
 
 
 async def replace_object(rest_request: RestRequest, resource: Resource, name: str, api: Transport) -> RestResponse:
     """Replace an object; without a version in the body, the last writer wins."""
-    body = decode_body(rest_request)
-    path = resource_path(resource, rest_request.object_namespace(resource), name)
+    check_media_type(rest_request, JSON)
+    namespace = rest_request.object_namespace(resource)
+    path = resource_path(resource, namespace, name)
+    await check_access(api, "PUT", resource, namespace, name)
+    encoded = await receive_body(rest_request)
+    body = await run_if_large(len(encoded), decode_body, encoded)
     for attempt in range(REPLACE_ATTEMPTS):
-        current = await send_request(Request("GET", path), api)
-        obj = flat_objects.replacement(body, current, resource)
+        current = await send(Request("GET", path), api)
+        size = len(encoded) + len(current)
+        request = await run_if_large(size, replace_request, body, current, resource, path)
         is_conditional = "metadata" in body or body.get("version") is not None
         try:
-            return json_response(200, flat_objects.full_object(await write("PUT", path, obj, api), resource))
+            return await send_for_object(request, resource, api)
         except Conflict:
             if is_conditional or attempt == REPLACE_ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
+def replace_request(body: Any, current: bytes, resource: Resource, path: str) -> Request:
+    return strict_request("PUT", path, flat_objects.replacement(body, decode_object(current, path), resource))
+
+
 async def patch_object(rest_request: RestRequest, resource: Resource, name: str, api: Transport) -> RestResponse:
     """Change an object by a merge patch of its flat form, or by a JSON patch of the object itself."""
-    body = decode_body(rest_request, MERGE_PATCH, JSON, JSON_PATCH)
+    check_media_type(rest_request, MERGE_PATCH, JSON, JSON_PATCH)
     namespace = rest_request.object_namespace(resource)
     path = resource_path(resource, namespace, name)
-    content_type = JSON_PATCH if rest_request.media_type == JSON_PATCH else MERGE_PATCH
-    patch = body if content_type == JSON_PATCH else flat_objects.merge_patch(body, name, namespace)
-    changed = await write("PATCH", path, patch, api, content_type)
-    return json_response(200, flat_objects.full_object(changed, resource))
+    await check_access(api, "PATCH", resource, namespace, name)
+    body = await receive_body(rest_request)
+    if rest_request.media_type == JSON_PATCH:
+        request = Request("PATCH", path, STRICT, body, JSON_PATCH)
+    else:
+        request = await run_if_large(len(body), merge_request, body, path, name, namespace)
+    return await send_for_object(request, resource, api)
+
+
+def merge_request(body: bytes, path: str, name: str, namespace: str | None) -> Request:
+    return strict_request("PATCH", path, flat_objects.merge_patch(decode_body(body), name, namespace), MERGE_PATCH)
 
 
 async def delete_object(rest_request: RestRequest, resource: Resource, name: str, api: Transport) -> RestResponse:
@@ -217,8 +212,22 @@ async def delete_object(rest_request: RestRequest, resource: Resource, name: str
 OBJECT_HANDLERS = {"GET": get_object, "PUT": replace_object, "PATCH": patch_object, "DELETE": delete_object}
 
 
-async def write(method: str, path: str, body: Object, api: Transport, content_type: str = JSON) -> Object:
-    return await send_request(Request(method, path, STRICT, msgspec.json.encode(body), content_type), api)
+def strict_request(method: str, path: str, body: Object, content_type: str = JSON) -> Request:
+    return Request(method, path, STRICT, msgspec.json.encode(body), content_type)
+
+
+async def send_for_object(request: Request, resource: Resource, api: Transport, status: int = 200) -> RestResponse:
+    """Send a request whose response is one object, and return it in flat form."""
+    found = await send(request, api)
+    return await run_if_large(len(found), object_response, found, resource, status)
+
+
+def object_response(raw: bytes, resource: Resource, status: int) -> RestResponse:
+    flat = flat_objects.full_object(decode_object(raw, resource.name), resource)
+    if status != 201:
+        return json_response(status, flat)
+    where = f"?namespace={quote(flat['namespace'])}" if flat["namespace"] else ""
+    return json_response(status, flat, {"Location": f"{ROOT}/v1/{resource.name}/{quote(flat['name'])}{where}"})
 
 
 def check_method(rest_request: RestRequest, *methods: str) -> None:

@@ -36,8 +36,12 @@ class Page:
         self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str
     ) -> RestResponse:
         raw = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
+
+        async def read_body() -> bytes:
+            return raw
+
         return await self.plain.handle(
-            RestRequest(method, path, query, kind, raw), InProcessTransport(self.server, self.user)
+            RestRequest(method, path, query, kind, read_body), InProcessTransport(self.server, self.user)
         )
 
     async def __call__(self, method: str, path: str, body: Any = None, **query: str) -> tuple[int, Any]:

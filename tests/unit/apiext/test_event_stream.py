@@ -124,7 +124,7 @@ async def test_invalid_watches_are_rejected(page: Page) -> None:
 
 
 async def test_many_objects_arrive_in_pages(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "PAGE_SIZE", 2)
+    monkeypatch.setattr(event_stream, "BATCH", 2)
     for name in "abcde":
         await create(page, name)
     async with watching(page, "/v1/widgets") as events:

@@ -149,11 +149,12 @@ async def test_unread_watch_is_dropped(tmp_path: Path, monkeypatch: pytest.Monke
 async def running_front(served: RunningServer) -> AsyncIterator[str]:
     """The REST API as a separate process runs it."""
     transport = HttpTransport(access_for_callers(access_to(served)))
+    handler = ApiExtHandler(RestApi(ResourceMapper()), transport)
     try:
-        handler = ApiExtHandler(RestApi(ResourceMapper()), transport)
         async with serve_http(handler, Address("127.0.0.1", 0)) as address:
             yield str(address)
     finally:
+        handler.close()
         await transport.close()
 
 

@@ -15,10 +15,11 @@ import aiohttp
 import pytest
 
 from tapestry.apiext.config import ApiExtConfig
-from tapestry.apiext.http import MAX_BODY_BYTES, ApiExtHandler, ApiExtServer, access_for_callers, serve_http
+from tapestry.apiext.http import ApiExtHandler, ApiExtServer, access_for_callers, serve_http
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.app import run_apiserver
+from tapestry.apiserver.core.codec import MAX_BODY_BYTES
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.client.access import Access
 from tapestry.client.credentials import Credentials, StaticAuthorization, bearer_header
@@ -53,14 +54,15 @@ async def access(tmp_path: Path) -> AsyncIterator[Access]:
 @asynccontextmanager
 async def front(access: Access, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
     transport = HttpTransport(access)
-    plain = RestApi(ResourceMapper())
+    handler = ApiExtHandler(RestApi(ResourceMapper()), transport, **options)
     try:
         async with (
-            serve_http(ApiExtHandler(plain, transport, **options), Address("127.0.0.1", 0)) as at,
+            serve_http(handler, Address("127.0.0.1", 0)) as at,
             aiohttp.ClientSession(f"http://{at}") as session,
         ):
             yield session
     finally:
+        handler.close()
         await transport.close()
 
 

@@ -101,7 +101,8 @@ async def test_invalid_calls_are_rejected(
 async def test_caller_needs_right_to_subresource(widgets: Page) -> None:
     bob = widgets.as_user(User("bob", ("system:authenticated",)))
     status, message = await bob.error("POST", "/v1/widgets/a/resize", {"newSize": 3})
-    assert (status, message.partition(";")[0]) == (403, "you may not create widgets/resize in group example.com")
+    refusal = "you may not create widgets.example.com/resize in namespace default"
+    assert (status, message.partition(";")[0]) == (403, refusal)
 
     async def allow(*rules: tuple[str, str]) -> None:
         name = f"rights-{len(rules)}"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiext import rest_api
+from tapestry.apiext import lists, rest_api
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.core.requests import User
@@ -192,7 +192,7 @@ async def test_caller_needs_permission(page: Page) -> None:
         assert f'User "eve" cannot {verb} resource "widgets"' in message
     status, message = await eve.error("POST", "/v1/widgets", {"name": "b"})
     assert status == 403
-    assert 'User "eve" cannot create' in message
+    assert message.startswith("you may not create widgets.example.com in namespace default; ask for a Role")
     assert (await page("GET", "/v1/widgets/a"))[0] == 200
 
 
@@ -299,14 +299,14 @@ async def test_put_accepts_complete_object(page: Page) -> None:
 
 async def test_put_without_version_succeeds_after_conflicts(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     await create_widget(page, "a", size=1)
-    write, failures = rest_api.write, [Conflict(409, "Conflict", "changed")] * 2
+    send, failures = rest_api.send_for_object, [Conflict(409, "Conflict", "changed")] * 2
 
     async def conflicting(*arguments: Any) -> Any:
         if failures:
             raise failures.pop()
-        return await write(*arguments)
+        return await send(*arguments)
 
-    monkeypatch.setattr(rest_api, "write", conflicting)
+    monkeypatch.setattr(rest_api, "send_for_object", conflicting)
     assert (await page("PUT", "/v1/widgets/a", {"spec": {"size": 2}}))[0] == 200
     failures += [Conflict(409, "Conflict", "changed")] * 9
     assert (await page.error("PUT", "/v1/widgets/a", {"spec": {"size": 3}}))[0] == 409
@@ -350,8 +350,8 @@ async def test_existing_name_is_rejected(page: Page) -> None:
 
 
 async def test_too_many_objects_to_sort_are_rejected(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest_api, "BATCH", 2)
-    monkeypatch.setattr(rest_api, "MAX_OBJECTS_READ", 3)
+    monkeypatch.setattr(lists, "BATCH", 2)
+    monkeypatch.setattr(lists, "MAX_OBJECTS_READ", 3)
     for number in range(4):
         await create_widget(page, f"w{number}")
     assert await page.names("/v1/widgets", sort="-name") == ["w3", "w2", "w1", "w0"]
