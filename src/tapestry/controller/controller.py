@@ -6,6 +6,7 @@ reconcile again.  An exception requeues the key with backoff.  `Terminal` waits 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +14,14 @@ from typing import Any
 from tapestry.client.client import Client
 from tapestry.controller.errors import NotLeading, Terminal
 from tapestry.controller.informer import Informer
-from tapestry.controller.metrics import ERRORS, QUEUE_AGE, QUEUE_DEPTH, RETRIES, reconcile_series, sync_series
+from tapestry.controller.metrics import (
+    ERRORS,
+    RETRIES,
+    WAITING_KEYS,
+    MeasuredQueue,
+    reconcile_series,
+    sync_series,
+)
 from tapestry.controller.queue import Queue, QueueClosed
 from tapestry.controller.store import T
 from tapestry.kube.crds import InvalidSpec
@@ -120,29 +128,42 @@ class Controller:
                     self.queue.add(key, resync=True)
 
     async def run(self) -> None:
-        """Run workers until the queue is closed.  Reconciles in flight finish; cancellation stops them at once."""
-        loop = asyncio.get_running_loop()
-        QUEUE_DEPTH.labels(self.name).set_function(lambda: len(self.queue))
-        QUEUE_AGE.labels(self.name).set_function(lambda: self.queue.age(loop.time()))
-        async with asyncio.TaskGroup() as group:
-            for number in range(self._workers):
-                group.create_task(self._work(), name=f"{self.name}-{number}")
+        """Run workers until the queue is closed.  Reconciles in flight finish; cancellation stops them at once.
 
-    async def _work(self) -> None:
-        while True:
-            try:
-                key = await self.queue.take()
-            except QueueClosed:
-                return
-            try:
-                with log_context(controller=self.name, key=key), span("reconcile", controller=self.name, key=key):
-                    await self._reconcile_key(key)
-            except asyncio.CancelledError:
-                self.queue.add(key)  # the next leader must reconcile it: this reconcile may be incomplete
-                raise
-            finally:
-                self.queue.done(key)
-            await asyncio.sleep(0)  # reconciles that never await must not block other tasks
+        A worker starts when a key is ready and all others are busy.  It ends when no key is ready.
+        """
+        measured = MeasuredQueue(self.name, self.queue, asyncio.get_running_loop().time)
+        WAITING_KEYS.queues.append(measured)
+        try:
+            async with asyncio.TaskGroup() as group:
+                free_workers = asyncio.Semaphore(self._workers)
+                with suppress(QueueClosed):
+                    while True:
+                        await free_workers.acquire()
+                        await self.queue.wait_for_key()
+                        group.create_task(self._work(free_workers), name=self.name)
+                        await asyncio.sleep(0)  # until the worker has taken the key
+        finally:
+            WAITING_KEYS.queues.remove(measured)
+
+    async def _work(self, free_workers: asyncio.Semaphore) -> None:
+        try:
+            with suppress(QueueClosed):
+                while len(self.queue):
+                    await self._process(await self.queue.take())
+                    await asyncio.sleep(0)  # reconciles that never await must not block other tasks
+        finally:
+            free_workers.release()
+
+    async def _process(self, key: str) -> None:
+        try:
+            with log_context(controller=self.name, key=key), span("reconcile", controller=self.name, key=key):
+                await self._reconcile_key(key)
+        except asyncio.CancelledError:
+            self.queue.add(key)  # the next leader must reconcile it: this reconcile may be incomplete
+            raise
+        finally:
+            self.queue.done(key)
 
     async def _reconcile_key(self, key: str) -> None:
         loop = asyncio.get_running_loop()

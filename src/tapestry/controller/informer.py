@@ -7,10 +7,12 @@ the watch, the list is compared with the store, so objects deleted meanwhile are
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Generic, Self
 
 from tapestry.client.client import Client
 from tapestry.client.discovery import is_served
+from tapestry.client.metrics import RESOURCE_LABEL
 from tapestry.client.watch import Changes, ListPage, ListStart, Synced, Watch
 from tapestry.controller.metrics import CACHED_OBJECTS
 from tapestry.controller.store import Indexer, Store, T
@@ -53,9 +55,7 @@ class Informer(Generic[T]):
         self._client = client
         self._is_optional = False
         self._not_found = asyncio.Event()
-        self._watch = Watch(
-            client, resource, namespace, labels, fields, without_managed_fields=True, on_restart=self._on_watch_restart
-        )
+        self._watch = Watch(client, resource, namespace, labels, fields, without_managed_fields=True)
         self._keep = keep
         self._transform = transform
         self._handlers: list[Handler[T]] = []
@@ -95,6 +95,12 @@ class Informer(Generic[T]):
         """
         self._deletion_handlers.append(handler)
 
+    def forget_handlers(self) -> None:
+        """Call no handler any more.  Handlers usually refer to this informer."""
+        self._handlers.clear()
+        self._deletion_handlers.clear()
+        self._after_sync.clear()
+
     def after_sync(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, after the first sync.  If the store is synced already, call it now."""
         if self.synced.is_set():
@@ -104,14 +110,17 @@ class Informer(Generic[T]):
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
-        CACHED_OBJECTS.informers.append(self)
+        label = RESOURCE_LABEL.get()(self.resource.name)
+        CACHED_OBJECTS.labels[self] = label, self.name if label == self.resource.name else label
         try:
+            if not self._is_optional:
+                await self._follow()
+                return
             async with asyncio.TaskGroup() as group:
-                if self._is_optional:
-                    group.create_task(self._check_absence())
+                group.create_task(self._check_absence())
                 await self._follow()
         finally:
-            CACHED_OBJECTS.informers.remove(self)
+            del CACHED_OBJECTS.labels[self]
 
     async def _check_absence(self) -> None:
         """Check with API discovery after a 404: a proxy or the wrong server responds with 404, too."""
@@ -126,7 +135,8 @@ class Informer(Generic[T]):
 
     async def _follow(self) -> None:
         seen: set[str] = set()
-        async with aclosing(self._watch.events()) as events:
+        watch = replace(self._watch, on_restart=self._on_watch_restart)
+        async with aclosing(watch.events()) as events:
             async for event in events:
                 match event:
                     case Changes(changes):

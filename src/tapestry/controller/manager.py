@@ -36,6 +36,7 @@ from tapestry.kube.resources import Resource
 from tapestry.process.audit import AuditLog
 from tapestry.process.logs import logger
 from tapestry.process.probes import serve_health, serve_metrics, server_tls
+from tapestry.process.tasks import free_frames
 
 log = logger(__name__)
 
@@ -88,7 +89,7 @@ class Manager:
         self._unstarted: list[tuple[str, BackgroundTask]] = []
         self._leader_tasks: dict[str, BackgroundTask] = {}
         self._after_sync: list[Callable[[], None]] = []
-        self._on_loss: list[Callable[[], None]] = [lambda: self.client.abort()]
+        self._on_loss: list[Callable[[], None]] = []
         self._stopping = asyncio.Event()
         self._working = False
 
@@ -207,8 +208,18 @@ class Manager:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Run until stopped."""
+        """Run until stopped.  A manager runs only once."""
         self.setup()
+        background: list[asyncio.Task[None]] = []
+        try:
+            await self._run(background)
+        finally:
+            free_frames(background)
+            self._setups.clear()  # they refer to this manager
+            for informer in self._informers.values():
+                informer.forget_handlers()
+
+    async def _run(self, background: list[asyncio.Task[None]]) -> None:
         async with AsyncExitStack() as stack:
             if self.audit is not None:
                 stack.callback(self.audit.close)
@@ -216,7 +227,6 @@ class Manager:
             stack.push_async_callback(self.client.close)
             await self._listen(stack)
             async with asyncio.TaskGroup() as group:
-                background: list[asyncio.Task[None]] = []
                 self._start_background(group, background)
                 serving = group.create_task(self._serve(group, background), name="serve")
                 await self._wait_for_stop(group, serving)
@@ -317,6 +327,7 @@ class Manager:
         return user is not None and await auth.is_allowed(user, {"nonResourceAttributes": attributes})
 
     def _abort_connections(self) -> None:
+        self.client.abort()
         for callback in self._on_loss:
             callback()
 

@@ -107,8 +107,8 @@ class Queue:
     def failures(self, key: str) -> int:
         return self._failures.get(key, 0)
 
-    async def take(self) -> str:
-        """Return the next key, which the caller must pass to `done`.  Raise QueueClosed after `close`."""
+    async def wait_for_key(self) -> None:
+        """Wait until a key is ready.  Raise QueueClosed after `close`."""
         while not (self._fresh or self._resync or self._closed):
             taker = asyncio.get_running_loop().create_future()
             self._takers.append(taker)
@@ -124,6 +124,10 @@ class Queue:
                     self._takers.remove(taker)
         if self._closed:
             raise QueueClosed
+
+    async def take(self) -> str:
+        """Return the next key, which the caller must pass to `done`.  Raise QueueClosed after `close`."""
+        await self.wait_for_key()
         key, since = (self._fresh or self._resync).popitem(last=False)
         self._due.pop(key, None)  # this reconcile also covers a delayed one
         self._processing[key] = since

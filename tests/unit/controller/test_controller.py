@@ -13,6 +13,7 @@ from tapestry.controller.controller import Controller, Result, controller_key, e
 from tapestry.controller.errors import NotLeading, Terminal
 from tapestry.controller.informer import Informer
 from tapestry.controller.manager import Manager
+from tapestry.controller.metrics import WAITING_KEYS
 from tapestry.controller.testing.clock import START, VirtualClock
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, NotFound, TransportError
@@ -81,6 +82,26 @@ async def test_keys_are_reconciled_in_parallel_by_workers(virtual_time: VirtualC
             controller.queue.add(key)
         await asyncio.sleep(60)
     assert started == {"a": 0, "b": 0, "c": 0, "d": 10, "e": 10}
+
+
+async def test_idle_controller_has_no_workers(virtual_time: VirtualClock) -> None:
+    async def reconcile(key: str) -> None:
+        await asyncio.sleep(10)
+
+    def worker_count() -> int:
+        return sum(task.get_name() == "test" for task in asyncio.all_tasks())
+
+    controller = Controller("test", reconcile, workers=4)
+    async with running(controller):
+        await asyncio.sleep(1)
+        counts = [worker_count()]
+        for key in "ab":
+            controller.queue.add(key)
+        await asyncio.sleep(1)
+        counts.append(worker_count())
+        await asyncio.sleep(60)
+        counts.append(worker_count())
+    assert counts == [0, 2, 0]
 
 
 async def test_reconciles_without_await_do_not_block_the_loop(virtual_time: VirtualClock) -> None:
@@ -321,6 +342,26 @@ async def test_queue_metrics_are_readable_from_a_thread(virtual_time: VirtualClo
         thread.join()
     assert 'tapestry_queue_depth{controller="measured"} 2.0' in pages[0]
     assert 'tapestry_queue_age_seconds{controller="measured"} 10.0' in pages[0]
+
+
+async def test_queue_metrics_combine_running_controllers_of_one_name(virtual_time: VirtualClock) -> None:
+    async def reconcile(key: str) -> None:
+        await asyncio.sleep(60)
+
+    one, other = (Controller("twice", reconcile, workers=1) for _ in range(2))
+    async with running(one):
+        async with running(other):
+            for key in "abc":
+                one.queue.add(key)
+            await asyncio.sleep(10)
+            for key in "ab":
+                other.queue.add(key)
+            await asyncio.sleep(10)
+            page = generate_latest().decode()
+            assert 'tapestry_queue_depth{controller="twice"} 3.0' in page
+            assert 'tapestry_queue_age_seconds{controller="twice"} 20.0' in page
+        assert [each.queue for each in WAITING_KEYS.queues if each.controller == "twice"] == [one.queue]
+    assert "twice" not in [each.controller for each in WAITING_KEYS.queues]
 
 
 # -- triggers

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from zlib import crc32
@@ -21,6 +21,7 @@ from tapestry.apiserver.access.token_keys import TokenKeys
 from tapestry.apiserver.admission.matching import AdmissionAttributes
 from tapestry.apiserver.aggregation.aggregator import build_aggregator
 from tapestry.apiserver.aggregation.proxy import AggregationProxy
+from tapestry.apiserver.core.egress import EgressPolicy
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import PublishedApi, ResourceRegistry, published_api
 from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
@@ -102,9 +103,7 @@ def new_server(
     definitions, rules = Definitions(store, registry, types), DefinitionStrategy(registry, now)
     for resource in sorted(served - {info.resource for info in registry}, key=lambda each: each.name):
         definitions.serve(definition_of(resource))
-    definitions.load()
     addresses = ServiceAllocator(store, SERVICE_RANGE, random)
-    addresses.load()
     ownership = FieldManager(shared.shapes, now, tracks_from_creation=False)
     crds, values = is_one_of(CRDS.name), DeterministicValues(store, random.getrandbits(64))
     admit = Pipeline(
@@ -133,14 +132,14 @@ def new_server(
     special: dict[tuple[str, str], ResourceHandler] = {
         **{(each.name, ""): review_handler(review) for each in REVIEWS},
         **TokensAndBindings(
-            reader, verbs, shared.registry, ServiceAccountTokens(store, UnsignedKeys(random), "", now)
+            reader, verbs, shared.registry, ServiceAccountTokens(store, partial(UnsignedKeys, random), "", now)
         ).handlers(),
         ("*", "scale"): ScaleHandler(reader, verbs, admit_unchanged).handle,
         ("pods", "eviction"): EvictionHandler(reader, verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
-    proxy = AggregationProxy(store, random, no_front_proxy_certificate, timeout=30.0, allows_host=False)
+    proxy = AggregationProxy(store, random, no_front_proxy_certificate, 30.0, EgressPolicy().check_api_server)
     aggregator = build_aggregator(store, registry, proxy, SessionLimiter(1, 1))
-    documents = DocumentHandler(registry, DocumentCache(registry), server_version(shared.table), aggregator)
+    documents = DocumentHandler(registry, DocumentCache(registry, {}), server_version(shared.table), aggregator)
     return Server(
         *(registry, reader, verbs, documents, aggregator),
         special_handlers=special,
@@ -223,6 +222,9 @@ class UnsignedKeys(TokenKeys):
 
     def __init__(self, random: Random) -> None:
         self._random = random
+
+    def drop_retired(self, now: datetime) -> None:
+        """Do nothing: there are no keys."""
 
     def sign(self, claims: Object) -> str:
         return f"{claims['kubernetes.io']['serviceaccount']['uid']}.{random_uid(self._random)}"

@@ -23,7 +23,7 @@ class Connection:
     """
 
     def __init__(self, server: Server, watches: set["WatchStream"]) -> None:
-        self._server = server
+        self.server = server
         self._watches = watches
         self._own: set[WatchStream] = set()
         self._abort_count = 0
@@ -48,7 +48,7 @@ class Connection:
     async def _call(self, request: Request) -> ApiResponse | WatchResponse:
         abort_count = self._abort_count
         await self._turn(request, abort_count, maybe_sent=False)
-        response = await self._server.handle(call_of(request))
+        response = await self.server.handle(call_of(request))
         assert not isinstance(response, SessionResponse)  # these calls request no upgrade
         if isinstance(response, ApiResponse):
             await self._turn(request, abort_count, maybe_sent=True)

@@ -32,6 +32,9 @@ class InstantStore(Store):
         self._unseen: deque[tuple[Key, WatchEvent]] = deque()
         self._watchers: set[FreezableSubscription] = set()
 
+    async def load(self) -> None:
+        """There is nothing to load."""
+
     # -- writing
 
     def head(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
@@ -60,6 +63,7 @@ class InstantStore(Store):
         return version
 
     def _new_version(self, key: Key, expected: ObjectVersion | None, encode: RevisionEncoder) -> ObjectVersion:
+        self._check_writable()
         if self.latest.get(key) is not expected:
             raise VersionConflict
         self._last_revision += 1
@@ -71,6 +75,9 @@ class InstantStore(Store):
 
     async def wait_for_pending_write(self, key: Key) -> None:
         """No write is ever pending."""
+
+    async def _wait_for_writes(self) -> None:
+        """No write is ever in progress."""
 
     async def wait_for_latest(self) -> None:
         """Do nothing: lagging reads must not catch up."""
