@@ -267,6 +267,8 @@ class Binding:
     virtual_cluster: str
     """Label value of the virtual cluster."""
     spec: ClusterBindingSpec
+    manager_namespace: str = keys.SYSTEM_NAMESPACE
+    """Namespace of the manager and the syncers in the virtual cluster."""
 
     def owner_labels(self) -> dict[str, str]:
         """Return the labels that mark a physical object as owned by this binding."""
@@ -285,11 +287,10 @@ class Binding:
         )
 
 
-def binding_of(obj: Object, virtual_cluster_uid: str) -> Binding:
+def binding_of(obj: Object, virtual_cluster_uid: str, manager_namespace: str = keys.SYSTEM_NAMESPACE) -> Binding:
     """Return the binding in `obj`.  Raise InvalidSpec if the spec does not decode."""
-    return Binding(
-        name_of(obj), uid_of(obj), virtual_cluster_label(virtual_cluster_uid), decode_spec(CLUSTER_BINDING, obj)
-    )
+    virtual_cluster = virtual_cluster_label(virtual_cluster_uid)
+    return Binding(name_of(obj), uid_of(obj), virtual_cluster, decode_spec(CLUSTER_BINDING, obj), manager_namespace)
 
 
 def node_selector_object(selector: NodeSelector | None) -> Any:

@@ -5,14 +5,14 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.objects import Object, annotations_of, controller_of, namespace_of
 
 
-def is_system_namespace(namespace: str) -> bool:
+def is_system_namespace(namespace: str, manager_namespace: str) -> bool:
     """Return whether the namespace belongs to the virtual cluster itself, so that its pods are never synced."""
-    return namespace.startswith("kube-") or namespace in (keys.SYSTEM_NAMESPACE, keys.HOST_PORTS_NAMESPACE)
+    return namespace.startswith("kube-") or namespace in (manager_namespace, keys.HOST_PORTS_NAMESPACE)
 
 
 def is_excluded(pod: Object, binding: Binding) -> bool:
     """Return whether the pod is not synced: it belongs to the virtual cluster itself or to a DaemonSet."""
-    if is_system_namespace(namespace_of(pod) or ""):
+    if is_system_namespace(namespace_of(pod) or "", binding.manager_namespace):
         return True
     return is_daemon_pod(pod) and not binding.spec.running_daemonset_by_default
 

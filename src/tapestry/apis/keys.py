@@ -116,6 +116,10 @@ MANAGER_FINALIZER: Final = PREFIX + "clusterbinding-manager"
 SYNCER_FINALIZER: Final = PREFIX + "clusterbinding-syncer"
 """Held until the binding's virtual nodes and all objects that it owns in the physical cluster are deleted."""
 
+# Finalizer of Planes, in the management API.
+PLANE_FINALIZER: Final = PREFIX + "plane"
+"""Held until the data of the plane is deleted."""
+
 # Taints.  NoExecute is never used: the syncer reclaims pods itself, at their deadline.
 VNODE_TAINT: Final = PREFIX + "vnode"
 """On every virtual node, unless the binding sets `disableNodeDefaultTaint`, as `tapestry join` and `tapestry up` do."""

@@ -162,7 +162,9 @@ SYNCER_SECRETS = (Permission(SECRETS, ("get", "list", "watch")),)
 SYNCER_TOKENS = (Permission(SERVICE_ACCOUNTS, ("create",), subresource="token"),)
 """Permissions of a syncer on the service accounts whose tokens the pods mount, granted by their names."""
 
-SYNCER_AUTHENTICATION = (Permission(CONFIGMAPS, ("get",), IDENTITY_NAMESPACE, ("extension-apiserver-authentication",)),)
+SYNCER_AUTHENTICATION = (
+    Permission(CONFIGMAPS, ("get", "list", "watch"), IDENTITY_NAMESPACE, ("extension-apiserver-authentication",)),
+)
 """Permissions of every syncer on the published CAs of clients, which verify the callers of virtual nodes."""
 
 SYNC_BACK_PERMISSIONS = {
@@ -225,11 +227,25 @@ SYNCER_STREAMS = tuple(
 """More permissions of a syncer in the physical cluster, unless the owner declines them.  A binding needs none of them.
 SPDY requires `create`, and WebSocket requires `get`."""
 
+JOINER = (
+    Permission(NAMESPACES, ("get",), names=(IDENTITY_NAMESPACE, Placeholder.MOUNT_NAMESPACE)),
+    Permission(SERVICE_ACCOUNTS, ("list",), Placeholder.MOUNT_NAMESPACE),
+    Permission(SERVICE_ACCOUNTS, ("create",), Placeholder.MOUNT_NAMESPACE, (Placeholder.SYNCER_ACCOUNT,), "token"),
+)
+"""Permissions of `tapestry join --prepared` in the physical cluster."""
+
 OPTIONAL_FEATURES = {
     **{permission.resource: "volumes are not synced" for permission in SYNCER_VOLUMES},
     POD_METRICS: "the usage of pods and virtual nodes is unknown",
 }
 """Resources that only one feature needs, and what happens without permissions on them.  Everything else works."""
+
+SYNCER_DEPLOYMENTS = (
+    Permission(DEPLOYMENTS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
+    Permission(DISRUPTION_BUDGETS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
+    Permission(VERTICAL_AUTOSCALERS, ("get", "create", "patch", "delete"), Placeholder.MANAGER_NAMESPACE),
+)
+"""Permissions of the manager in the cluster that syncers run in."""
 
 MANAGER_PERMISSIONS = (
     Permission(CLUSTER_BINDINGS, ("get", "list", "watch", "patch")),
@@ -252,9 +268,7 @@ MANAGER_PERMISSIONS = (
     Permission(EVENTS, ("create", "patch")),
     *CALLER_REVIEWS,
     Permission(SERVICES, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
-    Permission(DEPLOYMENTS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
-    Permission(DISRUPTION_BUDGETS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
-    Permission(VERTICAL_AUTOSCALERS, ("get", "create", "patch", "delete"), Placeholder.MANAGER_NAMESPACE),
+    *SYNCER_DEPLOYMENTS,
     Permission(SERVICE_ACCOUNTS, READ_WRITE, Placeholder.MANAGER_NAMESPACE),
     Permission(LEASES, ("get", "list", "watch", "create", "update"), Placeholder.MANAGER_NAMESPACE),
     Permission(SECRETS, ("list", "watch", "patch", "delete"), Placeholder.KUBECONFIG_NAMESPACE),
@@ -266,6 +280,12 @@ MANAGER_TOKEN_PERMISSIONS = (
     Permission(SERVICE_ACCOUNTS, ("create",), Placeholder.MANAGER_NAMESPACE, subresource="token"),
 )
 """More permissions of a manager whose syncers run in another cluster: it issues their tokens."""
+
+MANAGER_IN_MANAGEMENT = (
+    *SYNCER_DEPLOYMENTS,
+    Permission(SECRETS, ("get", "list", "create", "patch", "delete"), Placeholder.MANAGER_NAMESPACE),
+)
+"""Permissions of the manager in another cluster that syncers run in: also on the Secrets with their credentials."""
 
 
 def syncer_physical_permissions(allowed: AllowedVolumes) -> tuple[Permission, ...]:

@@ -1,0 +1,409 @@
+"""`tapestry planes`: many Kubernetes APIs in one process."""
+
+import gc
+import os
+import socket
+from collections.abc import Callable
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import uvloop
+from msgspec import structs
+
+from tapestry.apiext.interfaces import Routes
+from tapestry.apiext.requests import ROOT
+from tapestry.apis.planes import PLANES
+from tapestry.apiserver.core.store import StorageError
+from tapestry.apiserver.serving.request_handler import MountedHandler
+from tapestry.cli.cluster_access import name_completer, open_client, print_result, run_async, with_output
+from tapestry.cli.help_text import STOPPED, command
+from tapestry.cli.mounted_apiext import apiext_handler
+from tapestry.cli.process_runner import (
+    CONFIG,
+    Flags,
+    fault_message,
+    settings_from_flags,
+    single_exception,
+    split_commas,
+    with_options,
+)
+from tapestry.client.client import Client
+from tapestry.client.kubeconfig import KubeconfigError, default_access
+from tapestry.client.transport import Request
+from tapestry.client.watch import wait_for
+from tapestry.controller.app import GC_THRESHOLDS
+from tapestry.inspect.tables import fitted_table, table
+from tapestry.kube.objects import Object, name_of, object_named, value_at
+from tapestry.kube.times import parse_duration
+from tapestry.planes.app import run_planes
+from tapestry.planes.config import PlanesConfig
+from tapestry.process import logs
+from tapestry.process.config import load_config
+from tapestry.process.system import return_large_blocks_to_system, stop_event
+
+EXPECTED_ERRORS = (ValueError, OSError, StorageError)
+
+DATA_FOLDER = Path("tapestry-planes")
+KUBECONFIG_FILE = "kubeconfig"
+MANAGEMENT_OPTIONS = (
+    click.option(
+        "--data",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=DATA_FOLDER,
+        show_default=True,
+        help="Data folder of `tapestry planes run`, which has a kubeconfig of the management API.",
+    ),
+    click.option(
+        "--kubeconfig",
+        type=click.Path(dir_okay=False),
+        help="Kubeconfig of the management API. [default: that in the data folder]",
+    ),
+    click.option("--context", help="Context of the kubeconfig. [default: its current context]"),
+)
+WAIT_OPTION = click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until the plane is in the requested state."
+)
+TIMEOUT_OPTION = click.option(
+    "--timeout", default="60s", show_default=True, help="Time to wait, for example 30s or 5m."
+)
+COLUMNS = ("NAME", "PHASE", "ID", "OBJECTS", "HOLDER", "ADDRESS", "MESSAGE")
+
+
+Connect = Callable[[], Client]
+"""Opens a client of the management API."""
+
+
+def with_management_api(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of the management API to a command, which gets `connect` instead of them."""
+
+    @wraps(function)
+    def run_command(data: Path, kubeconfig: str | None, context: str | None, **arguments: Any) -> None:
+        function(connect=partial(management_client, data, kubeconfig, context), **arguments)
+
+    command = run_command
+    for option in reversed(MANAGEMENT_OPTIONS):
+        command = option(command)
+    return command
+
+
+def management_client(data: Path, kubeconfig: str | None, context: str | None) -> Client:
+    """Return a client of the management API. Raises KubeconfigError if none runs in the data folder."""
+    file = Path(kubeconfig) if kubeconfig else data / KUBECONFIG_FILE
+    if not file.exists():
+        raise KubeconfigError(
+            f"{file} does not exist; start the planes with `tapestry planes run --data {data}`, or give --kubeconfig"
+        )
+    return open_client(default_access(file, context, environ=os.environ, home=Path.home()))
+
+
+NAME = click.argument("name", shell_complete=name_completer(PLANES))
+
+
+@click.group()
+def planes() -> None:
+    """Run, create, suspend, copy and delete planes: Kubernetes APIs that share a process."""
+
+
+RUN_FLAGS: Flags = {
+    "--data": ("data", "Folder of the planes and of the management API. [default: tapestry-planes]"),
+    "--name": ("name", "Name of this process among those that share the management API. [default: the host name]"),
+    "--bind-address": ("address", "Address to serve HTTPS on. [default: 127.0.0.1:6444]"),
+    "--domain": ("domain", "Domain of the planes: a plane is ID.planes.DOMAIN. [default: tapestry.local]"),
+    "--server-name": ("serverNames", "Host name or address for the serving certificates. Repeatable."),
+    "--backend": ("backend", "Storage of the management API: file or etcd. [default: file]"),
+    "--etcd-servers": ("etcd.servers", "Comma-separated URLs of the etcd members."),
+    "--etcd-cafile": ("etcd.cafile", "CA file that verifies the etcd members."),
+    "--etcd-certfile": ("etcd.certfile", "Client certificate file for etcd."),
+    "--etcd-keyfile": ("etcd.keyfile", "Private key file of the client certificate for etcd."),
+    "--group-key": ("groupKey", "Key file that seals keys of planes in etcd. [default: one in the data folder]"),
+    "--log-level": ("logLevel", "Log level: debug, info, warning or error."),
+}
+
+
+@command(
+    "tapestry planes run --data ./planes",
+    "tapestry planes run --bind-address 0.0.0.0:6444 --server-name planes.example.org",
+    zero=STOPPED,
+    parent=planes,
+    name="run",
+)
+@CONFIG
+@with_options(RUN_FLAGS, {"serverNames": {"multiple": True}})
+def run_process(config: Path | None, **flags: Any) -> None:
+    """Hold planes until SIGTERM or Ctrl-C: the management API and all planes are on one port.
+
+    A kubeconfig of the management API is written to the data folder.
+    """
+    given = settings_from_flags(RUN_FLAGS, flags)
+    given["etcd.servers"] = split_commas(given["etcd.servers"])
+    try:
+        settings = load_config(PlanesConfig, file=config, environ=os.environ, flags=given)
+        settings = structs.replace(settings, name=settings.name or socket.gethostname().lower())
+        logs.configure(settings.log_level, settings.log_format)
+        gc.set_threshold(*GC_THRESHOLDS)
+        return_large_blocks_to_system()
+        uvloop.run(serve_planes(settings))
+    except (*EXPECTED_ERRORS, ExceptionGroup) as error:
+        fault = single_exception(error)
+        if not isinstance(fault, EXPECTED_ERRORS):
+            raise
+        raise click.ClickException(fault_message(fault)) from error
+
+
+async def serve_planes(settings: PlanesConfig) -> None:
+    stopping = stop_event()
+    async with run_planes(settings, mounted_routes) as process:
+        click.echo(f"planes are served at {process.address}; kubeconfig of the management API:")
+        click.echo(f"  {settings.kubeconfig_file}")
+        click.echo("Ctrl-C stops them; their data stays")
+        await stopping.wait()
+
+
+def mounted_routes(routes: Routes) -> dict[str, MountedHandler]:
+    return {ROOT.strip("/"): apiext_handler(routes)}
+
+
+@command(
+    "tapestry planes create pr-42",
+    "tapestry planes create pr-42 --sleep-after 10m --copy-of main",
+    parent=planes,
+    name="create",
+)
+@click.argument("name")
+@click.option(
+    "--backend",
+    type=click.Choice(["file", "etcd", "memory"]),
+    default="file",
+    show_default=True,
+    help="Storage of the plane's objects.",
+)
+@click.option("--sleep-after", default="", help="Close the plane after this time without clients, for example 10m.")
+@click.option("--copy-of", default="", help="Plane whose objects the new plane starts with.")
+@click.option("--controllers", default="*", show_default=True, help="Comma-separated controllers of the plane.")
+@WAIT_OPTION
+@TIMEOUT_OPTION
+@with_management_api
+def create_plane(
+    name: str,
+    backend: str,
+    sleep_after: str,
+    copy_of: str,
+    controllers: str,
+    wait: bool,
+    timeout: str,
+    connect: Connect,
+) -> None:
+    """Create the plane NAME and wait until it answers."""
+    idle = int(parse_duration(sleep_after, "--sleep-after").total_seconds()) if sleep_after else 0
+    spec = {"backend": backend, "idleSeconds": idle, "copyOf": copy_of, "controllers": controllers.split(",")}
+
+    async def work() -> None:
+        async with connect() as client:
+            await client.create(PLANES, object_named(name) | {"spec": spec})
+            if wait:
+                await wait_for_phase(client, name, "Open", timeout)
+        click.echo(f"plane {name} created")
+
+    run_async(work())
+
+
+@command("tapestry planes list", "tapestry planes list -o wide", parent=planes, name="list")
+@with_output("table", "wide", "json", "yaml")
+@with_management_api
+def show(output: str, connect: Connect) -> None:
+    """List the planes with their phases, ids and sizes."""
+
+    async def work() -> None:
+        async with connect() as client:
+            found = await client.list(PLANES)
+        print_result(found, output, lambda wide: planes_table(found, wide=wide))
+
+    run_async(work())
+
+
+def planes_table(found: list[Object], *, wide: bool) -> str:
+    if not found:
+        return "there are no planes; `tapestry planes create NAME` creates one"
+    rows = [
+        (
+            name_of(each),
+            *(
+                value_at(each, "status", field, default="")
+                for field in ("phase", "id", "objects", "holder", "address", "message")
+            ),
+        )
+        for each in found
+    ]
+    return table(COLUMNS, rows) if wide else fitted_table(COLUMNS, rows, ("ADDRESS", "HOLDER", "MESSAGE"))
+
+
+@command("tapestry planes suspend pr-42 --reason 'over budget'", parent=planes)
+@NAME
+@click.option("--reason", default="", help="Reason that clients of the plane see.")
+@WAIT_OPTION
+@TIMEOUT_OPTION
+@with_management_api
+def suspend(name: str, reason: str, wait: bool, timeout: str, connect: Connect) -> None:
+    """Suspend the plane NAME: it keeps its data, runs nothing and answers 503."""
+    change(connect, name, {"state": "Suspended", "suspendReason": reason}, "Suspended" if wait else "", timeout)
+    click.echo(f"plane {name} suspended")
+
+
+@command("tapestry planes resume pr-42", parent=planes)
+@NAME
+@WAIT_OPTION
+@TIMEOUT_OPTION
+@with_management_api
+def resume(name: str, wait: bool, timeout: str, connect: Connect) -> None:
+    """Resume the suspended plane NAME."""
+    change(connect, name, {"state": "Open", "suspendReason": ""}, "Open" if wait else "", timeout)
+    click.echo(f"plane {name} resumed")
+
+
+@command("tapestry planes move pr-42 --to node-b", parent=planes)
+@NAME
+@click.option("--to", "process", required=True, help="Name of the process that is to hold the plane.")
+@WAIT_OPTION
+@TIMEOUT_OPTION
+@with_management_api
+def move(name: str, process: str, wait: bool, timeout: str, connect: Connect) -> None:
+    """Hand the plane NAME over to another process, which opens its prefix in etcd or its folder.
+
+    A plane in a folder can be opened by `tapestry apiserver --file-rootpath FOLDER` once it is released.
+    """
+    change(connect, name, {"process": process}, "", timeout)
+
+    async def wait_for_release() -> None:
+        async with connect() as client:
+            await wait_for(
+                client,
+                PLANES,
+                name,
+                until=lambda plane: plane is None or is_handed_over(plane, process),
+                timeout=parse_duration(timeout, "--timeout").total_seconds(),
+            )
+
+    if wait:
+        run_async(wait_for_release())
+    click.echo(f"plane {name} released for {process}")
+
+
+def is_handed_over(plane: Object, process: str) -> bool:
+    return value_at(plane, "status", "holder", default="") in ("", process)
+
+
+@command("tapestry planes copy main pr-42", parent=planes)
+@click.argument("source", shell_complete=name_completer(PLANES))
+@click.argument("name")
+@WAIT_OPTION
+@TIMEOUT_OPTION
+@with_management_api
+def copy(source: str, name: str, wait: bool, timeout: str, connect: Connect) -> None:
+    """Create the plane NAME with the objects of the plane SOURCE, and with keys, users and identity of its own."""
+
+    async def work() -> None:
+        async with connect() as client:
+            original = await client.get(PLANES, source)
+            spec = {**original["spec"], "copyOf": source, "state": "Open", "suspendReason": "", "process": ""}
+            await client.create(PLANES, object_named(name) | {"spec": spec})
+            if wait:
+                await wait_for_phase(client, name, "Open", timeout)
+        click.echo(f"plane {name} created as a copy of {source}")
+
+    run_async(work())
+
+
+@command("tapestry planes delete pr-42", parent=planes)
+@NAME
+@WAIT_OPTION
+@TIMEOUT_OPTION
+@with_management_api
+def delete(name: str, wait: bool, timeout: str, connect: Connect) -> None:
+    """Delete the plane NAME with all its data."""
+
+    async def work() -> None:
+        async with connect() as client:
+            await client.delete(PLANES, object_named(name))
+            if wait:
+                seconds = parse_duration(timeout, "--timeout").total_seconds()
+                await wait_for(client, PLANES, name, until=lambda plane: plane is None, timeout=seconds)
+        click.echo(f"plane {name} deleted")
+
+    run_async(work())
+
+
+@command(
+    "tapestry planes kubeconfig pr-42 > pr-42.kubeconfig",
+    "tapestry planes kubeconfig pr-42 --user ada --group developers --ttl 12h",
+    parent=planes,
+)
+@NAME
+@click.option("--user", default="admin", show_default=True, help="User name in the plane.")
+@click.option(
+    "--group", "groups", multiple=True, help="Group of the user. Repeatable. [default: system:masters for admin]"
+)
+@click.option("--ttl", default="1h", show_default=True, help="Lifetime of the credentials, from 1m to 8760h.")
+@click.option("--by-path", is_flag=True, help="Select the plane by URL path, for clients without TLS server names.")
+@with_management_api
+def kubeconfig(
+    name: str,
+    user: str,
+    groups: tuple[str, ...],
+    ttl: str,
+    by_path: bool,
+    connect: Connect,
+) -> None:
+    """Print a kubeconfig of the plane NAME with new credentials, which expire."""
+    arguments: dict[str, Any] = {
+        "user": user,
+        "groups": list(groups) or (["system:masters"] if user == "admin" else []),
+        "seconds": int(parse_duration(ttl, "--ttl").total_seconds()),
+        "byPath": by_path,
+    }
+
+    async def work() -> None:
+        async with connect() as client:
+            await client.get(PLANES, name)
+            request = Request("POST", f"/apiext/v1/planes/{name}/kubeconfig", {}, msgspec.json.encode(arguments))
+            response = await client.transport.send(request)
+        if response.status != 200:
+            raise click.ClickException(msgspec.json.decode(response.body).get("message", "the request was rejected"))
+        click.echo(msgspec.json.decode(response.body)["kubeconfig"], nl=False)
+
+    run_async(work())
+
+
+def change(connect: Connect, name: str, spec: dict[str, Any], phase: str, timeout: str) -> None:
+    """Patch the spec of a plane, and wait for the phase unless it is empty."""
+
+    async def work() -> None:
+        async with connect() as client:
+            await client.patch(PLANES, object_named(name), {"spec": spec})
+            if phase:
+                await wait_for_phase(client, name, phase, timeout)
+
+    run_async(work())
+
+
+async def wait_for_phase(client: Client, name: str, phase: str, timeout: str) -> None:
+    """Wait until the status of a plane shows the phase for its newest spec. Raises ClickException with the reason."""
+    last: list[Object] = []
+
+    def is_reached(plane: Object | None) -> bool:
+        if plane is None:
+            return False
+        last[:] = [plane]
+        status = plane.get("status") or {}
+        return status.get("phase") == phase and status.get("observedGeneration") == plane["metadata"]["generation"]
+
+    try:
+        await wait_for(
+            client, PLANES, name, until=is_reached, timeout=parse_duration(timeout, "--timeout").total_seconds()
+        )
+    except TimeoutError as error:
+        status = (last[0].get("status") or {}) if last else {}
+        reason = status.get("message") or f"its phase is {status.get('phase', 'unknown')}"
+        raise click.ClickException(f"plane {name} is not {phase} after {timeout}: {reason}") from error

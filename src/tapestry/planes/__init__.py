@@ -1,0 +1,1 @@
+"""Planes: API servers with their controllers that share a process."""

@@ -1,0 +1,187 @@
+"""Process that holds planes: the management API, the planes of its records, and one listener for all of them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import yaml
+
+from tapestry.apiext.interfaces import Routes
+from tapestry.apis.planes import MANAGEMENT, PLANE, PLANES, plane_id
+from tapestry.apiserver.access.certificates import write_private_file
+from tapestry.apiserver.access.ephemeral_tokens import create_token, revoke_token
+from tapestry.apiserver.assembly import OpenServer, ServerIsolation, ServerThreads, open_server
+from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.apiserver.serving.request_handler import MountedHandler
+from tapestry.apiserver.storage.sqlite_log import write_lock
+from tapestry.client.client import Client
+from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.kube.crds import crd
+from tapestry.kube.objects import name_of
+from tapestry.kube.resources import CRDS
+from tapestry.planes import plane_controller
+from tapestry.planes.config import PlanesConfig, management_server_config
+from tapestry.planes.endpoints import Endpoints
+from tapestry.planes.idle_planes import IdlePlanes
+from tapestry.planes.kubeconfigs import MASTERS, kubeconfig_routes, plane_kubeconfig
+from tapestry.planes.management import (
+    create_system_namespace,
+    management_controllers,
+    management_keys,
+    planes_manager,
+    process_identity,
+)
+from tapestry.planes.open_plane import OpenPlane
+from tapestry.planes.plane_data import delete_plane_data
+from tapestry.planes.plane_folders import remove_leftovers
+from tapestry.planes.plane_listener import PlaneListener
+from tapestry.planes.plane_names import PlaneNames
+from tapestry.planes.plane_set import PlaneSet
+from tapestry.planes.plane_tls import PlaneTls
+from tapestry.planes.processes import Processes
+from tapestry.planes.sealing import GroupKey, load_group_key
+from tapestry.process.addresses import parse_address
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
+ADMIN_LIFETIME = timedelta(days=365)
+"""Lifetime of the token in the kubeconfig of the management API; each start issues a new one."""
+
+MountRoutes = Callable[[Routes], Mapping[str, MountedHandler]]
+"""Returns the handlers of the plain REST API, with the HTTP interfaces of these routes."""
+
+
+@dataclass(frozen=True)
+class PlaneProcess:
+    """A running process of planes."""
+
+    plane_set: PlaneSet
+    management: OpenServer
+    address: str
+    """URL of the listener."""
+
+
+@asynccontextmanager
+async def run_planes(
+    config: PlanesConfig, mount_routes: MountRoutes, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+) -> AsyncIterator[PlaneProcess]:
+    """Hold planes for the duration of the context. Raises StorageError, ValueError or OSError if it cannot start."""
+    names = PlaneNames(config.domain, tuple(config.server_names))
+    group_key = load_group_key(config.group_key_file) if config.uses_etcd else None
+    with write_lock(config.folder), closing(ServerThreads.for_many_servers()) as threads:
+        async with asyncio.TaskGroup() as group:
+            plane_set = PlaneSet(group, threads, now)
+            listener = PlaneListener(plane_set, PlaneTls(config.folder, names, plane_set.config_of), group, now)
+            address = parse_address(config.address)
+            assert address is not None  # checked by the configuration
+            http_server = await listener.listen(address.host, address.port)
+            endpoints = Endpoints(config, names, http_server.addresses[0][1], plane_set, now)
+            routes = mount_routes(kubeconfig_routes(endpoints.endpoint, endpoints.issue_token))
+            idle = group.create_task(IdlePlanes(plane_set, now).run(), name="idle-planes")
+            try:
+                async with run_management_api(
+                    config, group_key, threads, routes, now, plane_set.shares.management()
+                ) as opened:
+                    plane_set.add_open(opened)
+                    write_kubeconfig(config, endpoints)
+                    await remove_plane_leftovers(config, client_of(opened.opened))
+                    async with run_controller(config, opened.opened, plane_set, endpoints, group_key):
+                        log.info("planes process started", name=config.name, address=endpoints.base_url)
+                        try:
+                            yield PlaneProcess(plane_set, opened.opened, endpoints.base_url)
+                        finally:
+                            idle.cancel()
+                            await plane_set.close_all()  # before the Lease of the process is released
+            finally:
+                idle.cancel()
+                await http_server.stop()
+
+
+@asynccontextmanager
+async def run_management_api(
+    config: PlanesConfig,
+    group_key: GroupKey | None,
+    threads: ServerThreads,
+    mounted_handlers: Mapping[str, MountedHandler],
+    now: Callable[[], datetime],
+    isolation: ServerIsolation,
+) -> AsyncIterator[OpenPlane]:
+    """Run the management API with its controllers and kinds."""
+    async with (
+        management_keys(config, group_key) as keys,
+        open_server(management_server_config(config), threads, now, mounted_handlers, isolation=isolation) as opened,
+        asyncio.TaskGroup() as group,
+    ):
+        renew = partial(renew_admin_token, config, now())
+        text = await keys.update(renew) if keys is not None else renew()
+        write_private_file(config.admin_token_file, text.encode())
+        follower = group.create_task(keys.follow(), name="management-keys") if keys is not None else None
+        client, definition = client_of(opened), crd(PLANE)
+        await client.converge(CRDS, await client.find(CRDS, name_of(definition)), definition)
+        await create_system_namespace(client)
+        manager = management_controllers(opened, config)
+        controllers = group.create_task(manager.run(), name="management-controllers")
+        try:
+            yield OpenPlane(MANAGEMENT, opened, manager)
+        finally:
+            manager.stop()
+            await asyncio.wait([controllers])
+            if follower is not None:
+                follower.cancel()
+
+
+@asynccontextmanager
+async def run_controller(
+    config: PlanesConfig,
+    management: OpenServer,
+    plane_set: PlaneSet,
+    endpoints: Endpoints,
+    group_key: GroupKey | None,
+) -> AsyncIterator[None]:
+    """Run the controller of planes, which holds the Lease of this process."""
+    manager = planes_manager(management, config, process_identity(config))
+    processes = Processes(config.name, manager.elector)
+    manager.register(
+        "planes",
+        lambda each: plane_controller.install(
+            each, config, plane_set, endpoints.url, delete_plane_data, processes, group_key
+        ),
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(manager.run(), name="planes")
+        try:
+            yield
+        finally:
+            manager.stop()
+            await asyncio.wait([running])
+
+
+async def remove_plane_leftovers(config: PlanesConfig, management: Client) -> None:
+    """Remove what a crash has left in the folder of planes. Folders without a record are reported."""
+    known = {plane_id(each) for each in await management.list(PLANES)}
+    leftovers = await asyncio.to_thread(remove_leftovers, config.planes_folder, known)
+    if leftovers.unknown:
+        log.warning("plane folders without a record", folder=config.planes_folder, names=leftovers.unknown)
+
+
+def renew_admin_token(config: PlanesConfig, now: datetime) -> str:
+    """Create a token of the management API for administrators of this machine, and revoke that of the last start."""
+    with suppress(OSError, KeyError, IndexError):
+        revoke_token(config.management_folder, config.admin_token_file.read_text().split(".")[1], now)
+    _, text = create_token(config.management_folder, "admin", (MASTERS,), ADMIN_LIFETIME, now)
+    return text
+
+
+def write_kubeconfig(config: PlanesConfig, endpoints: Endpoints) -> None:
+    """Write a kubeconfig of the management API for administrators of this machine."""
+    user = {"tokenFile": str(config.admin_token_file.absolute())}
+    document = plane_kubeconfig(MANAGEMENT, endpoints.endpoint(MANAGEMENT, by_path=False), user)
+    write_private_file(config.kubeconfig_file, yaml.safe_dump(document, sort_keys=False).encode())
+
+
+def client_of(opened: OpenServer) -> Client:
+    return Client(InProcessTransport(opened.request_handler, APISERVER_USER))

@@ -1,0 +1,108 @@
+"""Configuration of a process that holds planes, and of the API server of each plane."""
+
+from pathlib import Path
+from typing import Literal
+
+from msgspec import field, structs
+
+from tapestry.apis.planes import PlaneSpec
+from tapestry.apiserver.core.config import ApiServerConfig, Egress, Etcd
+from tapestry.apiserver.core.egress import parse_networks
+from tapestry.kube.names import dns_subdomain_error
+from tapestry.planes.plane_limits import limited_config
+from tapestry.process.addresses import parse_address
+from tapestry.process.config import Section
+from tapestry.process.logs import Format, Level
+
+
+class PlanesConfig(Section, frozen=True):
+    """All options of `tapestry planes run`."""
+
+    data: str = "tapestry-planes"
+    """Folder of the planes, of the management API, and of the certificates of this process."""
+    name: str = ""
+    """Name of this process among those that share the management API; the host name by default."""
+    address: str = "127.0.0.1:6444"
+    """Address for HTTPS of all planes and of the management API."""
+    domain: str = "tapestry.local"
+    """Domain of the planes: a plane is `ID.planes.DOMAIN`."""
+    server_names: list[str] = field(default_factory=list)
+    """Additional host names and addresses for the serving certificates."""
+    backend: Literal["file", "etcd"] = "file"
+    """Storage of the management API: a file of this process, or etcd, which several processes share."""
+    etcd: Etcd = Etcd(prefix="/tapestry")
+    """Connection to etcd for the management API and for planes in etcd."""
+    group_key: str = ""
+    """File with the key that seals the private keys of planes in etcd. All processes of a group need the same file. It
+    is created if it is missing; by default, it is `group.key` in the data folder."""
+    egress_allowed_cidrs: list[str] = field(default_factory=list)
+    """Ranges of kubelets and pods of planes, and ranges for webhooks and APIServices of planes that are excluded
+    otherwise: addresses of this machine and of metadata services."""
+    egress_denied_cidrs: list[str] = field(default_factory=list)
+    """Ranges to which no object of a plane can make this process connect, for example those of etcd and of the API
+    server of the cluster in which this process runs."""
+    log_level: Level = "info"
+    log_format: Format = "auto"
+
+    def __post_init__(self) -> None:
+        if parse_address(self.address) is None:
+            raise ValueError("address: planes need an address to listen on")
+        if (error := dns_subdomain_error(self.domain)) is not None:
+            raise ValueError(f"domain: {self.domain!r} {error}")
+        if self.name and (error := dns_subdomain_error(self.name)) is not None:
+            raise ValueError(f"name: {self.name!r} {error}")
+        parse_networks(self.egress_allowed_cidrs, "egressAllowedCidrs")
+        parse_networks(self.egress_denied_cidrs, "egressDeniedCidrs")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.data)
+
+    @property
+    def kubeconfig_file(self) -> Path:
+        """Kubeconfig of the management API, for administrators."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def admin_token_file(self) -> Path:
+        return self.folder / "admin-token"
+
+    @property
+    def uses_etcd(self) -> bool:
+        return bool(self.etcd.servers)
+
+    @property
+    def management_folder(self) -> Path:
+        return self.folder / "management"
+
+    @property
+    def planes_folder(self) -> Path:
+        return self.folder / "planes"
+
+    @property
+    def group_key_file(self) -> Path:
+        return Path(self.group_key) if self.group_key else self.folder / "group.key"
+
+
+def management_server_config(config: PlanesConfig) -> ApiServerConfig:
+    """Return the configuration of the API server of the management API."""
+    return ApiServerConfig(
+        backend=config.backend,
+        etcd=structs.replace(config.etcd, prefix=f"{config.etcd.prefix}/management"),
+        file_rootpath=str(config.management_folder),
+        anonymous_auth=False,
+    )
+
+
+def plane_server_config(config: PlanesConfig, plane_id: str, spec: PlaneSpec) -> ApiServerConfig:
+    """Return the configuration of the API server of a plane."""
+    folder = config.planes_folder / plane_id
+    own = ApiServerConfig(
+        backend=spec.backend,
+        etcd=structs.replace(config.etcd, prefix=f"{config.etcd.prefix}/planes/{plane_id}"),
+        file_rootpath=str(folder),
+        controllers=list(spec.controllers),
+        audit_log_path=str(folder / "audit.log"),
+        egress=Egress(allowed_cidrs=config.egress_allowed_cidrs, denied_cidrs=config.egress_denied_cidrs),
+    )
+    return limited_config(own, spec.limits)

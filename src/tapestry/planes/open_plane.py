@@ -1,0 +1,60 @@
+"""An open plane: an API server with its controllers, without listeners."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.assembly import OpenServer, ServerIsolation, ServerThreads, open_server
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.private_files import KEYS_FOLDER
+from tapestry.controller import Manager
+from tapestry.controlplane.app import control_plane_manager
+from tapestry.planes.plane_data import PlaneHold, restore_keys
+
+
+@dataclass(frozen=True)
+class OpenPlane:
+    """A plane that handles requests and runs its controllers."""
+
+    id: str
+    opened: OpenServer
+    manager: Manager
+    """Controllers of the plane."""
+
+
+@asynccontextmanager
+async def open_plane(
+    plane_id: str,
+    config: ApiServerConfig,
+    threads: ServerThreads,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    hold: PlaneHold | None = None,
+    isolation: ServerIsolation | None = None,
+) -> AsyncIterator[OpenPlane]:
+    """Open a plane for the duration of the context. Raises ValueError, OSError or StorageError if it cannot open.
+
+    An error of the plane ends the context, so the caller gives each plane its own task. A closed plane leaves no
+    reference cycles. A plane in etcd needs a hold, and ends with EpochLost when another process takes it.
+    """
+    if hold is not None:
+        await restore_keys(plane_id, config, hold)
+    elif config.backend == "etcd":
+        raise ValueError(f"plane {plane_id} is in etcd, so a process must hold it before it opens")
+    authority = CertificateAuthority(Path(config.file_rootpath) / KEYS_FOLDER)
+    fence = hold.fence if hold is not None else None
+    async with (
+        open_server(config, threads, now, fence=fence, isolation=isolation) as opened,
+        asyncio.TaskGroup() as group,
+    ):
+        manager = control_plane_manager(opened.request_handler, opened.ca_bundle, config.controllers, authority)
+        controllers = group.create_task(manager.run(), name=f"controllers-{plane_id}")
+        try:
+            yield OpenPlane(plane_id, opened, manager)
+        finally:
+            manager.stop()
+            await asyncio.wait([controllers])
+            await opened.finish()

@@ -1,0 +1,116 @@
+"""Copies of planes: files with the objects at one revision, from which other planes are created.
+
+Functions that are not async block and may take seconds, so servers call them in a thread.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+
+from tapestry.apiserver.core.store import StorageError, Store
+from tapestry.apiserver.storage.archive import latest_revision, open_database, read_entries, unpack_checked
+from tapestry.apiserver.storage.copies import Snapshot, folder_snapshot, store_snapshot, write_copy, write_database
+from tapestry.apiserver.storage.log import Entry
+from tapestry.apiserver.storage.raw_objects import with_revision
+from tapestry.apiserver.storage.sqlite_log import DATABASE_NAME
+from tapestry.kube.objects import uid_of
+from tapestry.planes.copy_rules import IDENTITY_NAMESPACE, IdentityChange, is_included, new_plane_entry
+from tapestry.planes.plane_folders import add_plane_folder, plane_folder, temporary_folder
+
+PARALLEL_WRITES = 64
+
+
+async def copy_open_plane(store: Store, file: Path) -> int:
+    """Write a copy of an open plane and return its revision. The plane handles requests meanwhile."""
+    await store.wait_for_latest()
+    return await asyncio.to_thread(write_plane_copy, store_snapshot(store), file)
+
+
+def copy_plane_folder(folder: Path, file: Path) -> int:
+    """Write a copy of the plane in a folder, which may be closed or open, and return its revision."""
+    with folder_snapshot(folder) as snapshot:
+        return write_plane_copy(snapshot, file)
+
+
+def write_plane_copy(snapshot: Snapshot, file: Path) -> int:
+    """Write the objects that may leave a plane. The file appears when it is complete."""
+    revision, entries = snapshot
+    with temporary_folder(file.parent) as temporary:
+        return write_copy(file, (revision, filter(is_included, entries)), temporary)
+
+
+async def create_copied_plane(source: Path, open_store: Store | None, target: Path) -> None:
+    """Create the folder of a plane with the objects of the plane in another folder, whose store may be open.
+
+    Does nothing if the folder exists: it appears when it is complete. Raises StorageError and OSError.
+    """
+    if await asyncio.to_thread(target.exists):
+        return
+    with temporary_folder(target.parent) as temporary:
+        file = temporary / "copy.tar"
+        if open_store is not None:
+            await copy_open_plane(open_store, file)
+        else:
+            await asyncio.to_thread(copy_plane_folder, source, file)
+        await asyncio.to_thread(create_plane_from_copy, target.parent, target.name, file)
+
+
+def create_plane_from_copy(root: Path, plane_id: str, file: Path) -> None:
+    """Create the folder of a plane with the objects of a copy and its own keys. It appears when it is complete.
+
+    A backup of a server can be used too; its keys are ignored. Raises StorageError for an invalid file, and
+    FileExistsError if the folder exists.
+    """
+    target = plane_folder(root, plane_id)
+    with temporary_folder(root) as temporary:
+        snapshot = new_plane_snapshot(file, temporary / "copy")
+        prepared = temporary / "data"
+        prepared.mkdir(mode=0o700)
+        write_database(prepared / DATABASE_NAME, snapshot)
+        add_plane_folder(prepared, target)
+
+
+async def fill_store(store: Store, file: Path) -> None:
+    """Write the objects of a copy to the empty store of a new plane, for example below a prefix in etcd.
+
+    The namespace kube-system is written last. A store without it is incomplete: it must not be opened, and must be
+    emptied before another attempt.
+    """
+    if store.snapshot():
+        raise StorageError(f"{file}: cannot be restored, because the store has objects; empty it first")
+    with temporary_folder(file.parent) as temporary:
+        entries = await asyncio.to_thread(new_plane_entries, file, temporary / "copy")
+    identity = [each for each in entries if each.key == IDENTITY_NAMESPACE]
+    others = [each for each in entries if each.key != IDENTITY_NAMESPACE]
+    for start in range(0, len(others), PARALLEL_WRITES):
+        await put_all(store, others[start : start + PARALLEL_WRITES])
+    await put_all(store, identity)
+
+
+async def put_all(store: Store, entries: Sequence[Entry]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for each in entries:
+            group.create_task(store.put(each.key, None, partial(with_revision, each.raw or b"")))
+
+
+def new_plane_entries(file: Path, folder: Path) -> list[Entry]:
+    _, entries = new_plane_snapshot(file, folder)
+    return list(entries)
+
+
+def new_plane_snapshot(file: Path, folder: Path) -> Snapshot:
+    """Unpack a copy into a new folder, and return its objects for a plane with a new identity."""
+    unpack_checked(file, folder)
+    namespaces = read_entries(folder, [IDENTITY_NAMESPACE.resource])
+    old_uid = next(
+        (uid_of(msgspec.json.decode(each.raw or b"")) for each in namespaces if each.key == IDENTITY_NAMESPACE), ""
+    )
+    identity = IdentityChange(old_uid, str(uuid4()))
+    with closing(open_database(folder / DATABASE_NAME)) as connection:
+        revision = latest_revision(connection)
+    return revision, (new_plane_entry(each, identity) for each in read_entries(folder) if is_included(each))

@@ -1,0 +1,67 @@
+"""Data of planes outside their open servers: keys in etcd, and deletion."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.epochs import EpochFence
+from tapestry.apiserver.storage.backends import etcd_imports
+from tapestry.planes.plane_folders import delete_plane_folder
+from tapestry.planes.sealing import GroupKey
+
+if TYPE_CHECKING:
+    from tapestry.planes.sealed_files import SealedFiles
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PlaneHold:
+    """Right of a process to a plane, and the key for the secrets of the plane in etcd."""
+
+    fence: EpochFence
+    group_key: GroupKey | None
+    """Key that seals the keys of planes in etcd. None in a process without etcd."""
+
+
+async def restore_keys(plane_id: str, config: ApiServerConfig, hold: PlaneHold) -> None:
+    """Unseal the keys of a plane in etcd into its folder. A new plane gets keys, which are stored in etcd.
+
+    Does nothing for other planes, whose keys are only in their folders. Raises StorageError, ValueError and OSError.
+    """
+    if config.backend == "etcd":
+        async with sealed_files(plane_id, config, hold):
+            pass
+
+
+async def update_keys(plane_id: str, config: ApiServerConfig, hold: PlaneHold, change: Callable[[], T]) -> T:
+    """Change keys or tokens in the folder of a plane. If it is in etcd, they are stored there before this returns.
+
+    `change` may be called again, with the files as another process has changed them.
+    """
+    if config.backend != "etcd":
+        return change()
+    async with sealed_files(plane_id, config, hold) as files:
+        return await files.update(change)
+
+
+def sealed_files(plane_id: str, config: ApiServerConfig, hold: PlaneHold) -> "AbstractAsyncContextManager[SealedFiles]":
+    with etcd_imports():
+        from tapestry.planes.sealed_files import open_sealed_files  # noqa: PLC0415
+    if hold.group_key is None:
+        raise ValueError("etcd.servers: there is none, but the plane is in etcd; name one or more")
+    return open_sealed_files(config.etcd, Path(config.file_rootpath), hold.group_key, plane_id, hold.fence)
+
+
+async def delete_plane_data(config: ApiServerConfig, hold: PlaneHold) -> None:
+    """Delete the data of a closed plane: its keys in etcd, then its folder. The second call does nothing."""
+    if config.backend == "etcd":
+        with etcd_imports():
+            from tapestry.apiserver.storage.etcd.connection import delete_prefix  # noqa: PLC0415
+        await delete_prefix(config.etcd, hold.fence)
+    folder = Path(config.file_rootpath)
+    await asyncio.to_thread(delete_plane_folder, folder.parent, folder.name)

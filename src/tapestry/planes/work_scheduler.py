@@ -1,0 +1,165 @@
+"""Scheduler of the work of planes on the event loop that they share.
+
+The work of a plane is the steps of its tasks: requests, watches, controllers and its store. A step is what a task does
+until it waits. Each step is measured. In one iteration of the event loop, steps run at once for a slice of time. If the
+iteration takes longer, the loop is saturated: further steps wait, and run in the next iterations by deficit round robin
+over the planes. So the steps of a plane with little work do not wait for all the work of another. While only one plane
+has work, the slice is longer. The management API comes first: its steps never wait.
+
+A step cannot be interrupted. Parsing of HTTP and TLS are callbacks of the event loop and no steps.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import Context
+from types import coroutine
+from typing import Any, TypeVar
+
+from tapestry.client.metrics import RESOURCE_LABEL
+from tapestry.planes.deficit_round_robin import DeficitRoundRobin, Flow
+from tapestry.planes.plane_metrics import built_in_label
+from tapestry.process.work_meter import CURRENT_METER
+
+T = TypeVar("T")
+
+SLICE_NS, LONG_SLICE_NS = 4_000_000, 20_000_000
+"""Time in one iteration of the event loop after which steps wait, and the same while only one plane has work."""
+QUANTUM_NS = 2_000_000
+"""Time that a plane may use in one round while others wait."""
+CONTENTION_NS = 100_000_000
+"""Time for which a plane is expected to have more work after a step."""
+
+
+class WorkScheduler:
+    """Schedules the steps of all planes of an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        """Create the scheduler. `clock` returns nanoseconds."""
+        self._loop, self.clock = loop, clock
+        self._queue: DeficitRoundRobin[asyncio.Future[None]] = DeficitRoundRobin(QUANTUM_NS)
+        self._is_iteration_tracked = False
+        self._contended_until = 0
+        self.last: PlaneWork | None = None
+        """Plane of the last step."""
+        self.slice_end = 0
+        """Time at which the current slice ends."""
+
+    def install(self) -> None:
+        """Measure all tasks that are created from now on in the context of a plane."""
+        self._loop.set_task_factory(create_task)
+
+    def switch(self, plane: "PlaneWork", now: int) -> None:
+        """Note that a step of another plane than that of the last step follows."""
+        if self.last is not None:
+            self._contended_until = now + CONTENTION_NS
+        self.last = plane
+
+    def turn(self, plane: "PlaneWork", now: int) -> asyncio.Future[None] | None:
+        """Return what a step must wait for that comes after the end of the slice, or None if it runs at once."""
+        if not self._is_iteration_tracked:  # iterations in which less than a slice has passed are not of interest
+            self._track_iteration(now)
+            return None
+        is_alone = now > self._contended_until and now < self.slice_end - SLICE_NS + LONG_SLICE_NS
+        if plane.comes_first or (is_alone and not plane.waiting):
+            return None
+        plane.waits += 1
+        result = self._loop.create_future()
+        self._queue.push(plane, result)
+        return result
+
+    def _track_iteration(self, now: int) -> None:
+        self._is_iteration_tracked = True
+        self.slice_end = now + SLICE_NS
+        self._loop.call_soon(self._end_iteration)
+
+    def _end_iteration(self) -> None:
+        """Let waiting steps run in the next iteration. This runs after all steps of the current one."""
+        steps = self._queue.take(SLICE_NS) if self._queue.has_owners else []
+        for step in steps:
+            if not step.done():  # it may be cancelled
+                step.set_result(None)
+        if steps:
+            self._track_iteration(self.clock())
+        else:
+            self._is_iteration_tracked = False
+
+
+class PlaneWork(Flow[asyncio.Future[None]]):
+    """Work of one plane, or of the management API, which comes first."""
+
+    __slots__ = ("comes_first", "scheduler", "waits")
+
+    def __init__(self, scheduler: WorkScheduler, plane_id: str, *, comes_first: bool = False) -> None:
+        super().__init__({"plane": plane_id})
+        self.scheduler, self.comes_first = scheduler, comes_first
+        self.waits = 0
+        """Number of steps that had to wait."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """Run a coroutine as work of the plane. It may be awaited in any task, whose steps are measured once."""
+        return work if CURRENT_METER.get() is self else measured(work, self)
+
+    def context(self) -> Context:
+        """Return a context for new tasks of the plane."""
+        context = Context()  # not that of the caller, which may belong to another plane
+        context.run(CURRENT_METER.set, self)
+        context.run(RESOURCE_LABEL.set, built_in_label)
+        return context
+
+
+Work = Coroutine[Any, Any, T] | Generator[Any, None, T]
+
+
+def create_task(loop: asyncio.AbstractEventLoop, work: Work[T], **options: Any) -> asyncio.Task[T]:
+    """Create a task, whose steps are measured if it belongs to a plane."""
+    context: Context | None = options.get("context")
+    meter = context.get(CURRENT_METER) if context is not None else CURRENT_METER.get()
+    if isinstance(meter, PlaneWork):
+        work = run_measured(work, meter)
+    return asyncio.Task(work, loop=loop, **options)
+
+
+async def run_measured(work: Work[T], plane: PlaneWork) -> T:
+    return await measured(work, plane)
+
+
+@coroutine
+def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
+    """Run a coroutine, each step of it when it is its turn, and measure its steps."""
+    scheduler, send = plane.scheduler, work.send
+    clock = scheduler.clock
+    error: BaseException | None = None
+    previous = CURRENT_METER.set(plane)
+    while True:
+        started = clock()
+        if scheduler.last is not plane:
+            scheduler.switch(plane, started)
+        if (started > scheduler.slice_end or plane.waiting) and error is None:
+            turn = scheduler.turn(plane, started)
+            if turn is not None:
+                try:
+                    yield from turn
+                except BaseException as cancellation:  # noqa: BLE001  the coroutine gets it
+                    error = cancellation
+                started = clock()
+        try:
+            if error is None:
+                waits_for = send(None)
+            else:
+                failure, error = error, None
+                waits_for = work.throw(failure)
+        except StopIteration as end:
+            CURRENT_METER.reset(previous)
+            result: T = end.value
+            return result
+        except BaseException:
+            CURRENT_METER.reset(previous)
+            raise
+        finally:
+            plane.loop_ns += clock() - started
+            plane.steps += 1
+        try:
+            yield waits_for
+        except BaseException as raised:  # noqa: BLE001  the coroutine gets it, even GeneratorExit
+            error = raised

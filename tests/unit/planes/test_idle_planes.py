@@ -1,0 +1,178 @@
+"""Idle planes fall asleep, and wake for scheduled work."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.client.client import Client
+from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.kube.objects import Object, object_named
+from tapestry.kube.resources import CRON_JOBS, PODS
+from tapestry.planes.idle_planes import IdlePlanes, PlaneActivity, may_sleep
+from tapestry.planes.plane_set import PlaneEntry, PlaneState
+
+from .listening_planes import IDLE_TIMEOUT as TIMEOUT
+from .listening_planes import MAPS, ListeningPlanes, listening_planes
+
+NOW = datetime(2026, 1, 1, 10, 30, tzinfo=UTC)
+IDLE = PlaneActivity(connections=0, idle_time=TIMEOUT, has_running_pods=False, next_due=None)
+CONTAINERS = [{"name": "main", "image": "main"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sleeps"),
+    [
+        ({}, True),
+        ({"connections": 1}, False),
+        ({"idle_time": TIMEOUT - timedelta(seconds=1)}, False),
+        ({"has_running_pods": True}, False),
+        ({"next_due": NOW}, False),
+        ({"next_due": NOW + TIMEOUT}, False),
+        ({"next_due": NOW + TIMEOUT + timedelta(seconds=1)}, True),
+    ],
+)
+def test_only_idle_plane_may_sleep(changes: dict[str, object], sleeps: bool) -> None:
+    assert may_sleep(PlaneActivity(**{**vars(IDLE), **changes}), NOW, TIMEOUT) is sleeps  # type: ignore[arg-type]
+
+
+class Clock:
+    """The time of the machine, which tests advance."""
+
+    def __init__(self) -> None:
+        self.advanced = timedelta()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.advanced
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.advanced.total_seconds()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[ListeningPlanes]:
+    async with listening_planes(tmp_path) as running:
+        yield running
+
+
+def idle_planes(running: ListeningPlanes, clock: Clock) -> IdlePlanes:
+    return IdlePlanes(running.planes, clock.now, clock.monotonic)
+
+
+async def create(entry: PlaneEntry, resource: object, name: str, spec: Object) -> None:
+    assert entry.plane is not None
+    client = Client(InProcessTransport(entry.plane.opened.request_handler, APISERVER_USER))
+    await client.create(resource, {**object_named(name, "default"), "spec": spec})  # type: ignore[arg-type]
+
+
+async def test_plane_without_idle_timeout_never_sleeps(running: ListeningPlanes, clock: Clock) -> None:
+    entry = await running.opened("a")
+    entry.idle_timeout = None
+    clock.advanced = 100 * TIMEOUT
+    await idle_planes(running, clock).check(entry)
+    assert entry.state is PlaneState.OPEN
+
+
+async def test_plane_sleeps_after_idle_timeout(running: ListeningPlanes, clock: Clock) -> None:
+    entry = await running.opened("a")
+    idle = idle_planes(running, clock)
+    assert 0 < await idle.check(entry) <= 60
+    assert entry.state is PlaneState.OPEN
+    clock.advanced = TIMEOUT
+    await idle.check(entry)
+    assert (entry.state, entry.wake_at) == (PlaneState.ASLEEP, None)
+
+
+async def test_plane_with_connection_stays_awake(running: ListeningPlanes, clock: Clock) -> None:
+    entry = await running.opened("a")
+    client = await running.connect("a", running.tls(running.admin("a")))
+    client.send("GET", f"{MAPS}?watch=1")
+    await client.response()
+    clock.advanced = TIMEOUT * 2
+    await idle_planes(running, clock).check(entry)
+    assert entry.state is PlaneState.OPEN
+
+
+@pytest.mark.parametrize(("node", "state"), [("worker", PlaneState.OPEN), ("", PlaneState.ASLEEP)])
+async def test_plane_with_running_pod_stays_awake(
+    running: ListeningPlanes, clock: Clock, node: str, state: PlaneState
+) -> None:
+    entry = await running.opened("a", pod_accounts=False)
+    await create(entry, PODS, "web", {"containers": CONTAINERS, **({"nodeName": node} if node else {})})
+    clock.advanced = TIMEOUT
+    await idle_planes(running, clock).check(entry)
+    assert entry.state is state
+
+
+CRON_SPEC = {
+    "schedule": "0 0 1 1 *",
+    "jobTemplate": {"spec": {"template": {"spec": {"containers": CONTAINERS, "restartPolicy": "Never"}}}},
+}
+
+
+async def test_plane_wakes_for_its_next_cron_job(running: ListeningPlanes, clock: Clock) -> None:
+    entry = await running.opened("a", controllers=["none", "cronjobs"])
+    await create(entry, CRON_JOBS, "yearly", CRON_SPEC)
+    idle, clock.advanced = idle_planes(running, clock), TIMEOUT
+    await idle.check(entry)
+    next_year = datetime(clock.now().year + 1, 1, 1, tzinfo=UTC)
+    assert (entry.state, entry.wake_at) == (PlaneState.ASLEEP, next_year)
+    await idle.check(entry)
+    assert entry.state is PlaneState.ASLEEP
+    clock.advanced += next_year - clock.now()
+    await idle.check(entry)
+    assert entry.state is PlaneState.OPEN
+
+
+async def test_plane_without_its_controller_ignores_cron_jobs(running: ListeningPlanes, clock: Clock) -> None:
+    entry = await running.opened("a")
+    await create(entry, CRON_JOBS, "yearly", CRON_SPEC)
+    clock.advanced = TIMEOUT
+    await idle_planes(running, clock).check(entry)
+    assert (entry.state, entry.wake_at) == (PlaneState.ASLEEP, None)
+
+
+async def test_suspended_plane_is_not_woken(running: ListeningPlanes, clock: Clock) -> None:
+    entry = await running.opened("a")
+    await running.planes.close(entry, PlaneState.SUSPENDED, wake_at=clock.now())
+    clock.advanced = TIMEOUT
+    await idle_planes(running, clock).check(entry)
+    assert entry.state is PlaneState.SUSPENDED
+
+
+async def test_loop_survives_failure_of_one_plane(
+    running: ListeningPlanes, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, sound = await running.opened("broken"), await running.opened("sound")
+    assert broken.plane is not None
+    monkeypatch.setattr(broken.plane.opened.http_handler.active_requests, "last_end", None)
+    clock.advanced = TIMEOUT
+    async with asyncio.TaskGroup() as group:
+        loop = group.create_task(idle_planes(running, clock).run())
+        async with asyncio.timeout(10):
+            await sound.closing.wait()
+        loop.cancel()
+    assert (sound.state, broken.state) == (PlaneState.ASLEEP, PlaneState.OPEN)
+    assert "idle check failed" in caplog.text
+
+
+async def test_loop_wakes_plane_that_is_added_later(running: ListeningPlanes, clock: Clock) -> None:
+    async with asyncio.TaskGroup() as group:
+        loop = group.create_task(idle_planes(running, clock).run())
+        await asyncio.sleep(0)
+        config = ApiServerConfig(file_rootpath=str(running.folder / "a"), controllers=["none"])
+        entry = running.planes.add("a", config, wake_at=clock.now())
+        async with asyncio.timeout(10):
+            await entry.ready.wait()
+        assert entry.state is PlaneState.OPEN
+        loop.cancel()

@@ -1,0 +1,254 @@
+"""The work of planes is measured step by step, and shared fairly when the event loop is saturated."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from tapestry.planes.work_scheduler import CONTENTION_NS, LONG_SLICE_NS, SLICE_NS, PlaneWork, WorkScheduler
+from tapestry.process.work_meter import CURRENT_METER
+
+MS = 1_000_000
+Scenario = Callable[["World"], Coroutine[Any, Any, None]]
+
+
+class World:
+    """Planes on an event loop whose steps take a simulated time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.now = 1
+        self.scheduler = WorkScheduler(loop, lambda: self.now)
+        self.scheduler.install()
+        self.log: list[str] = []
+
+    def plane(self, name: str = "a") -> PlaneWork:
+        return PlaneWork(self.scheduler, name)
+
+    async def steps(self, number: int, milliseconds: float = 1.0, name: str = "") -> str:
+        """Do a number of steps of the same length."""
+        for _ in range(number):
+            self.now += int(milliseconds * MS)
+            self.log.append(name)
+            await asyncio.sleep(0)
+        return "done"
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Scenario], None]:
+    def run_scenario(scenario: Scenario) -> None:
+        async def main() -> None:
+            await scenario(World(asyncio.get_running_loop()))
+
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(main())
+
+    return run_scenario
+
+
+# -- measuring
+
+
+def test_time_of_steps_is_summed_without_waits(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        plane, event = world.plane(), asyncio.Event()
+
+        async def work() -> str:
+            await world.steps(2, 3)
+            await event.wait()
+            return await world.steps(1, 1)
+
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(plane.run(work()))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            world.now += 1000 * MS
+            event.set()
+        assert task.result() == "done"
+        assert plane.loop_ns == 7 * MS
+        assert plane.steps == 5
+        assert CURRENT_METER.get() is None
+
+    run(scenario)
+
+
+def test_tasks_of_a_plane_are_measured_and_others_are_not(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        plane = world.plane("a")
+
+        async def work() -> None:
+            assert CURRENT_METER.get() is plane
+            async with asyncio.TaskGroup() as group:
+                group.create_task(world.steps(2))
+                group.create_task(plane.run(world.steps(1)))  # it is not measured twice
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work(), context=plane.context())
+            group.create_task(world.steps(5))
+        assert plane.loop_ns == 3 * MS
+        await plane.run(work())
+        assert plane.loop_ns == 6 * MS
+        assert CURRENT_METER.get() is None
+
+    run(scenario)
+
+
+def test_errors_and_cancellation_reach_the_coroutine(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        plane, seen = world.plane(), list[str]()
+
+        async def failing() -> None:
+            await asyncio.sleep(0)
+            raise LookupError
+
+        async def waiting() -> str:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                seen.append("cancelled")
+                raise
+            return ""
+
+        async def patient() -> str:
+            try:
+                async with asyncio.timeout(0.001):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                return "timeout"
+            return ""
+
+        with pytest.raises(LookupError):
+            await plane.run(failing())
+        assert await plane.run(patient()) == "timeout"
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(plane.run(waiting()))
+            await asyncio.sleep(0)
+            task.cancel()
+        assert seen == ["cancelled"]
+
+    run(scenario)
+
+
+def test_coroutine_that_is_closed_ends() -> None:
+    async def scenario() -> None:
+        plane, seen = World(asyncio.get_running_loop()).plane(), list[str]()
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                seen.append("end")
+
+        async def task() -> None:
+            await plane.run(work())
+
+        running = task()
+        running.send(None)
+        running.close()
+        assert seen == ["end"]
+
+    asyncio.run(scenario())
+
+
+# -- scheduling
+
+
+async def start(group: asyncio.TaskGroup, *work: Awaitable[Any]) -> None:
+    for each in work:
+        group.create_task(each)  # type: ignore[arg-type]
+
+
+def test_nothing_waits_while_iterations_are_short(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        planes = [world.plane(str(number)) for number in range(4)]
+        async with asyncio.TaskGroup() as group:
+            await start(group, *(plane.run(world.steps(50, 0.9)) for plane in planes))
+        assert [plane.waits for plane in planes] == [0, 0, 0, 0]
+
+    run(scenario)
+
+
+def test_light_plane_is_not_behind_all_work_of_a_busy_one(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        busy, light = world.plane("busy"), world.plane("light")
+        await light.run(world.steps(1, 0.1, "light"))
+        async with asyncio.TaskGroup() as group:
+            await start(group, *(busy.run(world.steps(3, 1, "busy")) for _ in range(200)))
+            await asyncio.sleep(0)
+            for _ in range(5):
+                world.log.clear()
+                await light.run(world.steps(1, 0.1, "light"))
+                assert len(world.log) <= 4 * SLICE_NS // MS  # in place of two hundred
+        assert busy.waits
+        assert busy.loop_ns == 600 * MS
+
+    run(scenario)
+
+
+def test_busy_planes_get_equal_time(run: Callable[[Scenario], None]) -> None:
+    """One with few long steps, and one with many short ones."""
+
+    async def scenario(world: World) -> None:
+        long, short = world.plane("long"), world.plane("short")
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(long.run(world.steps(1, 20, "long"))) for _ in range(100)]
+            tasks += [group.create_task(short.run(world.steps(1, 0.5, "short"))) for _ in range(4000)]
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert 500 * MS < long.loop_ns < 2000 * MS
+            assert abs(long.loop_ns - short.loop_ns) <= 120 * MS
+            for task in tasks:
+                task.cancel()
+
+    run(scenario)
+
+
+def test_management_api_comes_first(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        busy, management = world.plane(), PlaneWork(world.scheduler, "", comes_first=True)
+        async with asyncio.TaskGroup() as group:
+            await start(group, *(busy.run(world.steps(2, 1, "busy")) for _ in range(200)))
+            await start(group, *(management.run(world.steps(10, 1, "management")) for _ in range(10)))
+        assert (management.waits, management.loop_ns) == (0, 100 * MS)
+        last = max(index for index, name in enumerate(world.log) if name == "management")
+        assert world.log[last:].count("busy") > 100
+
+    run(scenario)
+
+
+def test_plane_that_is_alone_has_a_longer_slice(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        plane, other, tasks = world.plane("a"), world.plane("b"), LONG_SLICE_NS // MS - 2
+        assert tasks * MS > SLICE_NS
+
+        async def work() -> int:
+            plane.waits = 0
+            async with asyncio.TaskGroup() as group:
+                await start(group, *(plane.run(world.steps(1)) for _ in range(tasks)))
+            return plane.waits
+
+        assert await work() == 0
+        await other.run(world.steps(1))
+        assert await work() > 0
+        world.now += CONTENTION_NS  # the other one has no more work
+        assert await work() == 0
+
+    run(scenario)
+
+
+def test_step_that_waits_for_its_turn_can_be_cancelled(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        plane = world.plane()
+        await world.plane("other").run(world.steps(1))
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(plane.run(world.steps(2, 10))) for _ in range(10)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert plane.waiting
+            for task in tasks[5:]:
+                task.cancel()
+        assert [task.cancelled() for task in tasks] == [False] * 5 + [True] * 5
+        assert await plane.run(world.steps(1)) == "done"
+
+    run(scenario)
