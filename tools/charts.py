@@ -12,24 +12,30 @@ import yaml
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import AllowedVolumes
-from tapestry.apis.permissions import SYNCER_STREAMS, SYNCER_VOLUMES, Permission, Placeholder, with_names
+from tapestry.apis.permissions import JOINER, SYNCER_STREAMS, SYNCER_VOLUMES, Permission, Placeholder, with_names
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.apis.priorities import PRIORITY_CLASSES, priority_class
 from tapestry.kube.crds import crd
 from tapestry.kube.objects import Object, name_of, namespace_of, object_named, with_type_meta
 from tapestry.kube.resources import (
     ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
+    CRDS,
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
     NAMESPACES,
     NETWORK_POLICIES,
     PODS,
     RESOURCE_QUOTAS,
     ROLE_BINDINGS,
     ROLES,
+    SERVICE_ACCOUNTS,
+    SERVICES,
 )
 from tapestry.manager.config import PROFILES
-from tapestry.manager.installation import installation_objects
+from tapestry.manager.installation import TOKENS_ROLE, installation_objects
 from tapestry.manager.joining import Plan, account_objects, labelled_metadata, role_objects
 from tapestry.manager.mount_namespaces import mount_namespace_labels
 from tapestry.manager.offers import STANDARD_RESOURCES
@@ -115,6 +121,7 @@ OPERATOR_TOKENS = (
     Token(OTHER_NAMESPACE, "."),
     Token("token-kubeconfigs", 'include "tapestry.kubeconfigNamespaces" .'),
     Token("token-image", 'include "tapestry.image" .'),
+    Token("token-keep", 'ternary "keep" "" .Values.crds.keep', is_optional=True),
     Token("token-replicas", "int .Values.manager.replicas", is_plain=True),
     Token("token-priority", ".Values.manager.priorityClassName", is_optional=True),
     Token("token-checksum", 'include (print $.Template.BasePath "/config.yaml") . | sha256sum'),
@@ -122,6 +129,8 @@ OPERATOR_TOKENS = (
     Token("token-pull-secrets", ".Values.imagePullSecrets", is_block=True),
     Token("token-node-selector", ".Values.manager.nodeSelector", is_block=True),
     Token("token-tolerations", ".Values.manager.tolerations", is_items=True),
+    Token("token-management-mounts", 'include "tapestry.managementMounts" . | fromYamlArray', is_items=True),
+    Token("token-management-volumes", 'include "tapestry.managementVolumes" . | fromYamlArray', is_items=True),
 )
 
 
@@ -143,14 +152,19 @@ def operator_files() -> dict[str, str]:
                 "extraArgs": [f"--config={CONFIG_FOLDER}/config/manager.yaml"],
                 "extraEnv": [{"name": "TAPESTRY_TEMPLATE_DIR", "value": f"{CONFIG_FOLDER}/syncer"}],
                 "volumeMounts": [
-                    {"name": name, "mountPath": f"{CONFIG_FOLDER}/{name}", "readOnly": True}
-                    for name in ("config", "syncer")
+                    *(
+                        {"name": name, "mountPath": f"{CONFIG_FOLDER}/{name}", "readOnly": True}
+                        for name in ("config", "syncer")
+                    ),
+                    "token-management-mounts",
                 ],
                 "volumes": [
                     {"name": "config", "configMap": {"name": "tapestry-manager"}},
                     {"name": "syncer", "configMap": {"name": "tapestry-syncer-templates"}},
+                    "token-management-volumes",
                 ],
             },
+            issues_tokens=True,
         )
     )
     of_release = [each for each in objects if not is_release_namespace(each)]
@@ -159,12 +173,13 @@ def operator_files() -> dict[str, str]:
         by_file.setdefault(operator_file(each), []).append(each)
     texts = {name: documents(each, OPERATOR_TOKENS) for name, each in by_file.items()}
     texts["crds"] = when(".Values.crds.install", texts["crds"])
+    texts["management"] = when(".Values.managementCluster.kubeconfigSecret", texts["management"])
+    texts["networkpolicies"] = when(".Values.networkPolicy.enabled", texts["networkpolicies"])
     texts["other-namespaces"] = (
         f"{{{{- range .Values.kubeconfigNamespaces }}}}\n---\n{in_range(texts['other-namespaces'])}{{{{- end }}}}\n"
     )
-    if "policies" in texts:
-        condition = '.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"'
-        texts["policies"] = when(condition, texts["policies"])
+    condition = '.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"'
+    texts["policies"] = when(condition, texts["policies"])
     return {
         **{f"templates/{name}.yaml": NOTICE + text for name, text in texts.items()},
         **{f"files/syncer/{name}": text for name, text in load_templates(packaged_templates("syncer")).items()},
@@ -182,23 +197,34 @@ def is_release_namespace(obj: Object) -> bool:
     return obj["kind"] == NAMESPACES.kind and name_of(obj) == "token-namespace"
 
 
+OPERATOR_FILES = {
+    CRDS: "crds",
+    ADMISSION_POLICIES: "policies",
+    ADMISSION_POLICY_BINDINGS: "policies",
+    DEPLOYMENTS: "manager",
+    SERVICES: "services",
+    NETWORK_POLICIES: "networkpolicies",
+    DISRUPTION_BUDGETS: "poddisruptionbudget",
+}
+"""Template files by kind.  Those of all other kinds are in rbac."""
+
+
 def operator_file(obj: Object) -> str:
     if namespace_of(obj) == OTHER_NAMESPACE:
         return "other-namespaces"
-    kind = obj["kind"]
-    if kind == "CustomResourceDefinition":
-        obj["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
-        return "crds"
-    if kind == "Deployment":
-        return "manager"
-    return "policies" if kind.startswith(ADMISSION_POLICIES.kind) else "rbac"
+    if name_of(obj) == TOKENS_ROLE:
+        return "management"
+    if obj["kind"] == CRDS.kind:
+        obj["metadata"]["annotations"] = {"helm.sh/resource-policy": "token-keep"}
+    return next((file for resource, file in OPERATOR_FILES.items() if resource.kind == obj["kind"]), "rbac")
 
 
 # -- charts/tapestry-worker
 
 MOUNT, ACCOUNT, HASH, BINDING = "token-mount", "token-account", "token-virtual-cluster", "token-binding"
-DRIVER, HANDLE = "token-driver", "token-handle"
+DRIVER, HANDLE, RELEASE = "token-driver", "token-handle", "token-release"
 WORKER_TOKENS = (
+    Token(RELEASE, ".Release.Namespace"),
     Token(MOUNT, ".Values.mountNamespace"),
     Token("token-policy", 'include "tapestry-worker.policyName" .'),
     Token(ACCOUNT, 'include "tapestry-worker.accountName" .'),
@@ -206,6 +232,7 @@ WORKER_TOKENS = (
     Token(BINDING, ".Values.binding"),
     Token("token-level", ".Values.podSecurity"),
     Token("token-hard", 'include "tapestry-worker.quota" . | fromYaml', is_block=True),
+    Token("token-totals", 'include "tapestry-worker.totalLimits" . | fromYamlArray', is_block=True),
     Token("token-safeguards", 'include "tapestry-worker.safeguards" .'),
     Token("token-reclaim", 'ternary "now" "" .Values.reclaimNow', is_optional=True),
     Token("token-ingress", 'include "tapestry-worker.ingress" . | fromYamlArray', is_block=True),
@@ -214,6 +241,7 @@ WORKER_TOKENS = (
     Token("token-force", ".Values.lease.forceReclaim", is_plain=True),
     Token("token-grace", "int .Values.lease.gracefulReclaimPeriodSeconds", is_plain=True),
     Token("token-percent", "int .Values.lease.percent", is_plain=True),
+    Token("token-limits", ".Values.lease.limits", is_items=True),
     Token(f'"{DRIVER}"', 'include "tapestry-worker.drivers" .'),
     Token(DRIVER, 'join ", " .Values.allowedVolumes.drivers'),
 )
@@ -234,7 +262,8 @@ def worker_files() -> dict[str, str]:
         "namespace": when(".Values.createNamespace", worker_text(mount_namespace())),
         "access": worker_text(*access)
         + when(has_volumes, "---\n" + worker_text(*more_access("volumes", SYNCER_VOLUMES, labels)))
-        + when(".Values.exec", "---\n" + worker_text(*more_access("exec", SYNCER_STREAMS, labels))),
+        + when(".Values.exec", "---\n" + worker_text(*more_access("exec", SYNCER_STREAMS, labels)))
+        + when(".Values.joiner", "---\n" + worker_text(*joiner_access(labels))),
         "priorityclass": when(
             ".Values.createPriorityClass", worker_text(with_type_meta(PRIORITY_CLASSES, priority_class()))
         ),
@@ -262,27 +291,41 @@ def mount_namespace() -> Object:
     return namespace
 
 
-def more_access(purpose: str, table: tuple[Permission, ...], labels: dict[str, str]) -> Iterator[Object]:
+def joiner_access(labels: dict[str, str]) -> Iterator[Object]:
+    """Yield the account for `tapestry join --prepared` and its roles.
+
+    It is not in the mount namespace, where a stolen token of the syncer could run a pod with it.
+    """
+    name = f"{ACCOUNT}-joiner"
+    account = {**labelled_metadata(name, labels, RELEASE), "automountServiceAccountToken": False}
+    yield with_type_meta(SERVICE_ACCOUNTS, account)
+    yield from more_access("joiner", JOINER, labels, subject=(name, RELEASE))
+
+
+def more_access(
+    purpose: str, table: tuple[Permission, ...], labels: dict[str, str], subject: tuple[str, str] = (ACCOUNT, MOUNT)
+) -> Iterator[Object]:
     """Yield the roles with permissions that the owner may decline."""
-    permissions = with_names(table, {Placeholder.MOUNT_NAMESPACE: MOUNT})
+    permissions = with_names(table, {Placeholder.MOUNT_NAMESPACE: MOUNT, Placeholder.SYNCER_ACCOUNT: ACCOUNT})
     for role, binding, place in ((CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, None), (ROLES, ROLE_BINDINGS, MOUNT)):
         granted: list[Permission] = [each for each in permissions if bool(each.namespace) == bool(place)]
         if not granted:
             continue
         content = labelled_metadata(f"{ACCOUNT}-{purpose}", labels, place)
         for resource, obj in role_objects(role, binding, granted, content, MOUNT):
-            for subject in obj.get("subjects", ()):
-                subject["name"] = ACCOUNT
+            for each in obj.get("subjects", ()):
+                each["name"], each["namespace"] = subject
             yield with_type_meta(resource, obj)
 
 
 def leasing_policy(labels: dict[str, str]) -> Object:
-    limits = [{"resource": each, "percent": "token-percent"} for each in STANDARD_RESOURCES]
+    limits = [*({"resource": each, "percent": "token-percent"} for each in STANDARD_RESOURCES), "token-limits"]
     spec = {
         "cluster": BINDING,
         "timeWindows": "token-windows",
         "timeZone": "token-zone",
         "resourceLimits": limits,
+        "totalLimits": "token-totals",
         "forceReclaim": "token-force",
         "gracefulReclaimPeriodSeconds": "token-grace",
     }

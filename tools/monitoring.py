@@ -53,7 +53,13 @@ def rate(metric: str, by: str, labels: str = "") -> str:
     return f"sum by ({by}) ({expression})" if by else f"sum({expression})"
 
 
+def largest(expression: str) -> str:
+    """Return the series with the largest values: there may be a thousand planes."""
+    return f"topk(10, {expression})"
+
+
 BINDING = '{binding=~"$binding"}'
+HISTORY = "tapestry_plane_history_bytes"
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Overview": (
         Panel("Bindings by phase", (("max by (phase) (tapestry_bindings)", "{{phase}}"),), kind="stat"),
@@ -196,6 +202,33 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ((rate("tapestry_kubelet_sessions_total", "verb, protocol"), "{{verb}} {{protocol}}"),),
             "ops",
         ),
+    ),
+    "Planes": (
+        Panel(
+            "CPU of the busiest planes", ((largest(rate("tapestry_plane_cpu_seconds_total", "plane")), "{{plane}}"),)
+        ),
+        Panel(
+            "Requests by class", ((rate("tapestry_plane_requests_total", "verb, code"), "{{verb}} {{code}}"),), "reqps"
+        ),
+        Panel(
+            "Planes with most requests over a limit",
+            ((largest(rate("tapestry_plane_rejected_total", "plane")), "{{plane}}"),),
+            "reqps",
+        ),
+        Panel("Largest planes: objects", ((largest("sum by (plane) (tapestry_plane_objects)"), "{{plane}}"),)),
+        Panel(
+            "Largest planes: objects and history",
+            ((largest(f"sum by (plane) (tapestry_plane_object_bytes + {HISTORY})"), "{{plane}}"),),
+            "bytes",
+        ),
+        Panel(
+            "Watches and requests in flight",
+            (
+                (largest("sum by (plane) (tapestry_plane_watches)"), "{{plane}} watches"),
+                (largest("sum by (plane) (tapestry_plane_requests_in_flight)"), "{{plane}} requests"),
+            ),
+        ),
+        Panel("Changes", ((largest("sum by (plane) (deriv(tapestry_plane_revision[5m]))"), "{{plane}}"),), "ops"),
     ),
     "Processes": (
         Panel(

@@ -1,71 +1,22 @@
-"""The Helm charts: rendered objects equal those of `tapestry manifests` and `tapestry join`; life of both releases."""
+"""The Helm charts as rendered: golden files, the objects of `tapestry manifests`, and values that are rejected."""
 
-import asyncio
 import json
 import os
-import subprocess
-import sys
-import threading
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.mount_labels import safeguards_of
-from tapestry.kube.objects import Object, name_of, namespace_of
-from tapestry.kube.resources import NAMESPACES, SECRETS, SERVICE_ACCOUNTS
-from tapestry.local.isolation import isolation_failure, machine_isolation
+from tapestry.apis.policies import POLICIES
+from tapestry.kube.objects import Object, annotations_of
 from tapestry.manager.installation import installation_objects
 
-from ..conftest import Kubectl, kubectl_of
-from .bound_clusters import client_of
-from .forked import completed
-from .planes import Plane, Start
+from ..conftest import CHARTS
+from .helm import IMAGE, ROOT, by_key, rendered, run
 
-ROOT = Path(__file__).parents[2]
-TAPESTRY = Path(sys.executable).with_name("tapestry")
 HASH = "0123456789abcdef0123456789abcdef"
-IMAGE = "--set=image.repository=registry.example/tapestry,image.tag=v1"
-
-
-@pytest.fixture(scope="session")
-def helm(kube_assets: Path) -> Path:
-    program = kube_assets / "helm"
-    if not program.exists():
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
-            "helm is not there: make client-assets builds it"
-        )
-    return program
-
-
-def run(helm: Path, *arguments: str, kubeconfig: Path | None = None, check: bool = True) -> str:
-    environ = {**os.environ, **({"KUBECONFIG": str(kubeconfig)} if kubeconfig else {})}
-    done = subprocess.run([helm, *arguments], capture_output=True, text=True, env=environ, cwd=ROOT, check=False)
-    assert (done.returncode == 0) == check, done.stderr
-    return done.stdout if check else done.stderr
-
-
-def rendered(helm: Path, chart: str, *options: str) -> dict[tuple[str, str, str], Object]:
-    """Return the objects of a release by kind, namespace and name."""
-    text = run(
-        helm,
-        "template",
-        "t",
-        f"charts/{chart}",
-        "--kube-version=1.34",
-        "--namespace=tapestry-system",
-        "--api-versions=admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy",
-        *options,
-    )
-    return by_key(each for each in yaml.safe_load_all(text) if each)
-
-
-def by_key(objects: Any) -> dict[tuple[str, str, str], Object]:
-    return {(each["kind"], namespace_of(each) or "", name_of(each)): each for each in objects}
 
 
 @pytest.mark.parametrize(
@@ -75,12 +26,42 @@ def test_chart_passes_lint(helm: Path, chart: str, values: str) -> None:
     assert "0 chart(s) failed" in run(helm, "lint", "--strict", f"charts/{chart}", values)
 
 
+CASES = sorted(CHARTS.glob("*/*.input.yaml"))
+FILES = ROOT / "charts" / "tapestry" / "files"
+
+
+@pytest.mark.parametrize("values", CASES, ids=lambda path: f"{path.parent.name}-{path.name.partition('.')[0]}")
+def test_render_equals_the_golden_file(helm: Path, values: Path) -> None:
+    """REWRITE_GOLDEN=1 writes the golden files.  They omit CustomResourceDefinitions, which other tests compare."""
+    found = rendered(helm, values.parent.name, f"--values={values}")
+    listed = [with_file_names(found[key]) for key in sorted(found) if key[0] != "CustomResourceDefinition"]
+    text = yaml.safe_dump_all(listed, sort_keys=False, width=1 << 20)
+    golden = values.with_name(values.name.replace(".input.", ".output."))
+    if os.environ.get("REWRITE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def with_file_names(obj: Object) -> Object:
+    """Return the object with texts that are whole files of the chart replaced by the names of these files."""
+    if obj["kind"] != "ConfigMap":
+        return obj
+    names = {path.read_text().strip(): str(path.relative_to(FILES)) for path in FILES.rglob("*.*")}
+    return {**obj, "data": {key: names.get(text.strip(), text) for key, text in obj["data"].items()}}
+
+
 def test_chart_installs_what_manifests_prints(helm: Path) -> None:
     found = rendered(helm, "tapestry", IMAGE, "--set=kubeconfigNamespaces={tenant}")
     expected = by_key(
         installation_objects(image="registry.example/tapestry:v1", kubeconfig_namespaces=["tenant"], replicas=3)
     )
     del expected["Namespace", "", keys.SYSTEM_NAMESPACE]  # helm creates it
+    assert {(kind, name) for kind, _, name in found.keys() - expected.keys()} == {
+        ("ConfigMap", "tapestry-manager"),
+        ("ConfigMap", "tapestry-syncer-templates"),
+        ("Lease", "tapestry-manager"),  # otherwise the manager creates it
+        ("Job", "tapestry-uninstall-check"),
+    }
     for key, wanted in expected.items():
         if key[0] in ("Deployment", "CustomResourceDefinition"):
             found[key]["metadata"].pop("annotations", None)  # helm's
@@ -99,15 +80,25 @@ def test_chart_installs_what_manifests_prints(helm: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "kinds"),
+    ("option", "kind", "name"),
     [
-        ("metrics.serviceMonitor.enabled=true", {"ServiceMonitor"}),
-        ("verticalPodAutoscaler.enabled=true", {"VerticalPodAutoscaler"}),
+        ("metrics.serviceMonitor", "ServiceMonitor", "tapestry"),
+        ("metrics.prometheusRule", "PrometheusRule", "tapestry"),
+        ("metrics.dashboard", "ConfigMap", "tapestry-dashboard"),
+        ("verticalPodAutoscaler", "VerticalPodAutoscaler", "tapestry-manager"),
     ],
 )
-def test_optional_objects_are_off_by_default(helm: Path, option: str, kinds: set[str]) -> None:
-    default = {kind for kind, _, _ in rendered(helm, "tapestry", IMAGE)}
-    assert {kind for kind, _, _ in rendered(helm, "tapestry", IMAGE, f"--set={option}")} - default == kinds
+def test_optional_objects_are_off_by_default(helm: Path, option: str, kind: str, name: str) -> None:
+    found = rendered(helm, "tapestry", IMAGE, f"--set={option}.enabled=true")
+    assert found.keys() - rendered(helm, "tapestry", IMAGE).keys() == {(kind, keys.SYSTEM_NAMESPACE, name)}
+
+
+@pytest.mark.parametrize(("option", "policy"), [([], "keep"), (["--set=crds.keep=false"], None)])
+def test_custom_resource_definitions_stay_by_default(helm: Path, option: list[str], policy: str | None) -> None:
+    found = rendered(helm, "tapestry", IMAGE, *option)
+    definitions = [each for (kind, _, _), each in found.items() if kind == "CustomResourceDefinition"]
+    assert len(definitions) == 2
+    assert {annotations_of(each).get("helm.sh/resource-policy") for each in definitions} == {policy}
 
 
 @pytest.mark.parametrize(
@@ -116,10 +107,23 @@ def test_optional_objects_are_off_by_default(helm: Path, option: str, kinds: set
         ("tapestry", [], "image.repository is required"),
         ("tapestry", [IMAGE, "--set=profile=huge"], "profile"),
         ("tapestry", [IMAGE, "--set=manager.replicas=0"], "replicas"),
+        (
+            "tapestry",
+            [IMAGE, "--set=managementCluster.kubeconfigSecret=m"],
+            "managementCluster.virtualServer is required",
+        ),
         ("tapestry", [IMAGE, "--set=managers.replicas=1"], "managers"),
         ("tapestry-worker", [], "virtualCluster"),
         ("tapestry-worker", [f"--set=virtualCluster={HASH},binding=East"], "binding"),
         ("tapestry-worker", [f"--set=virtualCluster={HASH},binding=e,lease.percent=101"], "percent"),
+        ("tapestry-worker", [f"--set=virtualCluster={HASH},binding=e,lease.limits[0].resource=cpu"], "limits"),
+        ("tapestry-worker", [f"--set=virtualCluster={HASH},binding=e,lease.limits[0].resource=x.y/gpu"], "limits"),
+        (
+            "tapestry-worker",
+            [f"--set=virtualCluster={HASH},binding=e,reclaimNow=true,createNamespace=false,mountNamespace=m"],
+            "kubectl annotate namespace m tapestry.io/reclaim=now --overwrite",
+        ),
+        ("tapestry-worker", [f"--set=virtualCluster={HASH},binding=e,mountNamespace=default"], "joiner"),
         ("tapestry-worker", [f"--set=virtualCluster={HASH},binding=e,allowedVolumes.drivers={{a'b}}"], "drivers"),
     ],
 )
@@ -135,6 +139,16 @@ def test_volume_policies_contain_drivers_and_handles(helm: Path) -> None:
     assert r"matches(\"(?s)^shared/.*$\")" in text
 
 
+def test_quota_is_divided_among_nodes(helm: Path) -> None:
+    values = f"--set=virtualCluster={HASH},binding=east,quota.cpu=16,quota.pods=5"
+    found = rendered(helm, "tapestry-worker", values)
+    [policy] = [each for (kind, _, _), each in found.items() if kind == POLICIES.kind]
+    assert policy["spec"]["totalLimits"] == [
+        {"resource": "cpu", "quantity": "16"},
+        {"resource": "pods", "quantity": "5"},
+    ]
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_owner_decides_about_exec(helm: Path, allowed: bool) -> None:
     values = f"--set=virtualCluster={HASH},binding=east,exec={str(allowed).lower()}"
@@ -143,184 +157,3 @@ def test_owner_decides_about_exec(helm: Path, allowed: bool) -> None:
     assert ("pods/exec" in {name for rule in rules for name in rule["resources"]}) == allowed
     (namespace,) = [each for (kind, _, _), each in found.items() if kind == "Namespace"]
     assert ("no-exec" in safeguards_of(namespace)) != allowed
-
-
-# -- releases on real servers
-
-
-@pytest.fixture
-def worker(start: Start, helm: Path, virtual_plane: Plane, tmp_path: Path) -> Iterator[Plane]:
-    """A physical cluster in which its owner has installed the worker chart."""
-    values = tmp_path / "values.yaml"
-    with start("worker") as plane:
-        values.write_text(tapestry(virtual_plane, "join", "charted", "--print-worker-values"))
-        install = "install", "worker", "charts/tapestry-worker", "-f", str(values), "--set=quota.pods=5"
-        run(helm, *install, kubeconfig=plane.kubeconfig)
-        yield plane
-
-
-def tapestry(plane: Plane, *arguments: object, check: bool = True) -> str:
-    done = completed(arguments, {**os.environ, "KUBECONFIG": str(plane.kubeconfig)})
-    assert (done.returncode == 0) == check, done.stderr
-    return done.stdout if check else done.stderr
-
-
-def test_prepared_cluster_joins_without_writes_below(virtual_plane: Plane, worker: Plane, helm: Path) -> None:
-    before = asyncio.run(versions(worker))
-    output = tapestry(virtual_plane, "join", "charted", "--cluster-kubeconfig", worker.kubeconfig, "--prepared")
-    assert "permissions, checked as the syncer" in output
-    assert asyncio.run(versions(worker)) == before
-    assert asyncio.run(joined_cluster(virtual_plane)) == "tapestry-leased"
-    again = tapestry(virtual_plane, "join", "charted", "--cluster-kubeconfig", worker.kubeconfig, "--prepared")
-    assert "created" not in again
-    run(
-        helm,
-        "upgrade",
-        "worker",
-        "charts/tapestry-worker",
-        "--reuse-values",
-        "--set=reclaimNow=true",
-        kubeconfig=worker.kubeconfig,
-    )
-    assert asyncio.run(reclaim_mark(worker)) == "now"
-    assert "charted" in tapestry(virtual_plane, "uninstall-check", check=False)
-    tapestry(virtual_plane, "unjoin", "charted", "--force")
-
-
-async def versions(plane: Plane) -> dict[str, str]:
-    async with client_of(plane) as client:
-        return {
-            f"{kind.kind} {name_of(each)}": each["metadata"]["resourceVersion"]
-            for kind in (NAMESPACES, SERVICE_ACCOUNTS, SECRETS)
-            for each in await client.list(kind)
-        }
-
-
-async def joined_cluster(plane: Plane) -> str:
-    async with client_of(plane) as client:
-        binding = await client.get(CLUSTER_BINDINGS, "charted")
-        assert await client.get(SECRETS, "charted", keys.SYSTEM_NAMESPACE)
-        mount: str = binding["spec"]["mountNamespace"]
-        return mount
-
-
-async def reclaim_mark(plane: Plane) -> str | None:
-    async with client_of(plane) as client:
-        namespace = await client.get(NAMESPACES, "tapestry-leased")
-        mark: str | None = namespace["metadata"]["annotations"].get(keys.RECLAIM)
-        return mark
-
-
-def test_unprepared_cluster_is_named(virtual_plane: Plane, start: Start) -> None:
-    with start("unprepared") as plane:
-        message = tapestry(
-            virtual_plane, "join", "other", "--cluster-kubeconfig", plane.kubeconfig, "--prepared", check=False
-        )
-    assert "is not prepared for this binding" in message
-    assert "--print-worker-values" in message
-
-
-# -- the release in a virtual cluster whose node runs containers as processes
-
-RELEASE = "tapestry", "charts/tapestry", f"--namespace={keys.SYSTEM_NAMESPACE}"
-ON_PROCESS_NODE = (
-    IMAGE,
-    '--set-json=manager.tolerations=[{"key":"process.tapestry.io/node","operator":"Exists"}]',
-    "--wait",
-    "--timeout=120s",
-)
-BINDING = {
-    "apiVersion": CLUSTER_BINDINGS.api_version,
-    "kind": CLUSTER_BINDINGS.kind,
-    "metadata": {"name": "east"},
-    "spec": {
-        "secretRef": {"name": "none", "namespace": keys.SYSTEM_NAMESPACE},
-        "clusterID": "east",
-        "mountNamespace": "leased",
-    },
-}
-UNRELATED_KINDS = ("events", "nodes.metrics", "pods.metrics", "leases.coordination.k8s.io")
-"""Kinds with objects that come and go by themselves."""
-
-
-@pytest.fixture
-def process_cluster(kube_assets: Path, tmp_path: Path) -> Iterator[Path]:
-    """Kubeconfig of a cluster with a node that runs containers as processes, in namespaces."""
-    if failure := asyncio.run(isolation_failure(machine_isolation(tmp_path, os.environ), tmp_path)):
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(failure)
-    folder, log, is_ready = tmp_path / "virtual", tmp_path / "log", threading.Event()
-
-    def read_log(lines: Iterable[str]) -> None:
-        with log.open("w") as file:
-            for line in lines:
-                print(line, end="", file=file, flush=True)
-                if '"cluster ready"' in line:
-                    is_ready.set()
-
-    command = [TAPESTRY, "cluster", "--data", folder, "--run-pods"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        reader = threading.Thread(target=read_log, args=(process.stderr,))
-        reader.start()
-        try:
-            assert is_ready.wait(120), log.read_text()
-            yield folder / "kubeconfig"
-            assert process.poll() is None, log.read_text()
-        finally:
-            process.terminate()
-            reader.join()
-
-
-@pytest.mark.timeout(300)
-def test_release_is_upgraded_rolled_back_and_uninstalled(helm: Path, kube_assets: Path, process_cluster: Path) -> None:
-    kubectl = kubectl_of(kube_assets, process_cluster)
-    kubectl("wait", "--for=create", "serviceaccount/default", "--timeout=60s")
-    before = object_names(kubectl)
-
-    run(helm, "install", *RELEASE, "--create-namespace", *ON_PROCESS_NODE, kubeconfig=process_cluster)
-    assert manager_config(kubectl)["syncer"]["replicas"] == 2
-    more = "--set=syncer.replicas=4,manager.replicas=1"
-    run(helm, "upgrade", *RELEASE, "--reuse-values", more, *ON_PROCESS_NODE[2:], kubeconfig=process_cluster)
-    assert manager_config(kubectl)["syncer"]["replicas"] == 4
-    run(helm, "rollback", "tapestry", "1", *RELEASE[2:], *ON_PROCESS_NODE[2:], kubeconfig=process_cluster)
-    assert manager_config(kubectl)["syncer"]["replicas"] == 2
-    assert leader(kubectl).startswith("tapestry-manager-")
-
-    kubectl("apply", "-f", "-", stdin=json.dumps(BINDING))
-    kubectl("wait", "clusterbinding/east", "--for=condition=Ready=False", "--timeout=60s")  # the manager sees it
-    uninstall = "uninstall", "tapestry", RELEASE[2], "--wait", "--timeout=120s"
-    assert "tapestry-uninstall-check failed" in run(helm, *uninstall, kubeconfig=process_cluster, check=False)
-    refusal = kubectl("logs", "job/tapestry-uninstall-check", RELEASE[2])
-    assert "1 ClusterBindings exist: east; run `tapestry unjoin` for each first" in refusal
-    assert leader(kubectl).startswith("tapestry-manager-")  # still installed
-
-    kubectl("delete", "clusterbinding/east", "--timeout=60s")
-    run(helm, *uninstall, kubeconfig=process_cluster)
-    kubectl("wait", "pods", "--all", RELEASE[2], "--for=delete", "--timeout=60s")
-    left = object_names(kubectl) - before
-    assert {name for name in left if not name.endswith(keys.SYSTEM_NAMESPACE)} == {
-        "CustomResourceDefinition clusterbindings.cloud.tencent.com ",
-        "CustomResourceDefinition resourceleasingpolicies.cloud.tencent.com ",
-        "Namespace tapestry-system ",  # helm creates it, but never deletes it
-    }
-    assert {name for name in left if name.endswith(keys.SYSTEM_NAMESPACE)} == {
-        "ConfigMap kube-root-ca.crt tapestry-system",
-        "ServiceAccount default tapestry-system",
-    }
-    assert kubectl("get", "leases", RELEASE[2], "-o", "name") == ""
-
-
-def object_names(kubectl: Kubectl) -> set[str]:
-    """Return kind, name and namespace of all objects in the cluster."""
-    kinds = kubectl("api-resources", "--verbs=list", "-o", "name", "--cached=false").split()
-    wanted = ",".join(each for each in kinds if not each.startswith(UNRELATED_KINDS))
-    fields = "{.kind} {.metadata.name} {.metadata.namespace}"
-    return set(kubectl("get", wanted, "-A", "-o", f"jsonpath={{range .items[*]}}{fields}{{'\\n'}}{{end}}").splitlines())
-
-
-def manager_config(kubectl: Kubectl) -> Any:
-    name = ("configmap/tapestry-manager", RELEASE[2])
-    return yaml.safe_load(kubectl("get", *name, "-o", r"jsonpath={.data.manager\.yaml}"))
-
-
-def leader(kubectl: Kubectl) -> str:
-    return kubectl("get", "lease/tapestry-manager", RELEASE[2], "-o", "jsonpath={.spec.holderIdentity}")

@@ -14,6 +14,14 @@
 {{ toYaml $hard }}
 {{- end -}}
 
+{{- define "tapestry-worker.totalLimits" -}}
+{{- $limits := list -}}
+{{- range $resource, $amount := .Values.quota -}}
+{{- if $amount -}}{{- $limits = append $limits (dict "resource" $resource "quantity" ($amount | toString)) -}}{{- end -}}
+{{- end -}}
+{{ toYaml $limits }}
+{{- end -}}
+
 {{- define "tapestry-worker.safeguards" -}}
 {{- $names := list (ternary "network-policy" "no-network-policy" .Values.networkPolicy.enabled) -}}
 {{- if include "tapestry-worker.quota" . | fromYaml -}}{{- $names = append $names "quota" -}}{{- end -}}

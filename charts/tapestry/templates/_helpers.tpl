@@ -26,3 +26,19 @@
 {{- define "tapestry.labels" -}}
 app.kubernetes.io/part-of: tapestry
 {{- end -}}
+
+{{- define "tapestry.managementMounts" -}}
+{{- if .Values.managementCluster.kubeconfigSecret -}}
+- name: management
+  mountPath: /etc/tapestry/management
+  readOnly: true
+{{- end -}}
+{{- end -}}
+
+{{- define "tapestry.managementVolumes" -}}
+{{- with .Values.managementCluster.kubeconfigSecret -}}
+- name: management
+  secret:
+    secretName: {{ . | quote }}
+{{- end -}}
+{{- end -}}

@@ -72,6 +72,9 @@ BINDING_RESOURCES = (
 )
 """Resources in the ClusterRoles of syncers.  All but PersistentVolumes, which are only read, are granted by name."""
 
+MATCH_DEFAULTS: Object = {"matchPolicy": "Equivalent", "namespaceSelector": {}, "objectSelector": {}}
+"""Constraints of a policy that select everything, which the server adds."""
+
 
 def admission_policies(namespace: str, kubeconfig_namespaces: Iterable[str]) -> Iterator[Object]:
     """Yield both policies and their bindings for a manager in `namespace`."""
@@ -344,13 +347,13 @@ def manager_rules(namespace: str, homes: Sequence[str]) -> Iterator[Object]:
 
 def restricted_condition(expected: Iterable[Object], policies: Iterable[Object], bindings: Iterable[Object]) -> Object:
     """Return the condition that the expected policies are installed, as this version has them, and deny."""
-    installed = {name_of(each): value_at(each, "spec", "validations") for each in policies}
+    installed = {name_of(each): without_defaults(each["spec"]) for each in policies}
     bound = {value_at(each, "spec", "policyName") for each in bindings if is_denying(each)}
     wrong = [
         name_of(each)
         for each in expected
         if each["kind"] == ADMISSION_POLICIES.kind
-        and (installed.get(name_of(each)) != each["spec"]["validations"] or name_of(each) not in bound)
+        and (installed.get(name_of(each)) != each["spec"] or name_of(each) not in bound)
     ]
     if not wrong:
         return new_condition(RESTRICTED, True, RESTRICTED, "admission policies restrict the accounts of syncers")
@@ -360,6 +363,15 @@ def restricted_condition(expected: Iterable[Object], policies: Iterable[Object],
         "one of the manager, any right granted; apply `tapestry manifests` (needs Kubernetes 1.30 or later)"
     )
     return new_condition(RESTRICTED, False, POLICIES_MISSING, message)
+
+
+def without_defaults(spec: Object) -> Object:
+    """Return the spec of a policy without the constraints that the server adds.  Others would narrow the policy."""
+    constraints = spec.get("matchConstraints") or {}
+    return {
+        **spec,
+        "matchConstraints": {name: value for name, value in constraints.items() if MATCH_DEFAULTS.get(name) != value},
+    }
 
 
 def is_denying(binding: Object) -> bool:

@@ -23,7 +23,7 @@ import yaml
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, AllowedVolumes, SecretReference
-from tapestry.apis.mount_labels import enforced_level, virtual_cluster_of
+from tapestry.apis.mount_labels import DEFAULT_MOUNT_NAMESPACE, enforced_level, virtual_cluster_of
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.permissions import (
     SYNCER_STREAMS,
@@ -79,9 +79,9 @@ from tapestry.manager.connectivity import (
     expiry_in,
     probe_cluster,
 )
-from tapestry.manager.installation import INSTALL_NAME as MANAGER_NAME
 from tapestry.manager.installation import host_ports_namespace
 from tapestry.manager.join_steps import Cluster, JoinError, Step, StepResult
+from tapestry.manager.location import manager_namespace
 from tapestry.manager.mount_namespaces import apply_mount_namespace, record_safeguards, select_mount_namespace
 from tapestry.manager.offers import DEFAULT_OFFER, Offer, policy_spec, validate_offer
 from tapestry.manager.safeguards import Safeguards, apply_network_policy, apply_quota
@@ -135,23 +135,26 @@ async def join(
     safeguards.validate_safeguards(plan.safeguards)
     uid = await virtual.identity()
     binding = await virtual.find(CLUSTER_BINDINGS, object_named(plan.name))
-    mount = await select_mount_namespace(plan.mount_namespace, binding, uid, physical)
+    if plan.is_prepared:
+        mount = plan.mount_namespace or value_at(binding, "spec", "mountNamespace", default=DEFAULT_MOUNT_NAMESPACE)
+    else:
+        mount = await select_mount_namespace(plan.mount_namespace, binding, uid, physical)
     plan = replace(plan, mount_namespace=mount, volumes=allowed_volumes(plan, binding))
     await check_fit(plan, uid, virtual, physical)
+    prepared = await prepared_objects(plan, uid, physical) if plan.is_prepared else None
+    current = prepared[0] if prepared else await physical.find(NAMESPACES, object_named(mount))
     plan = replace(
         plan,
-        streams=safeguards.allows_streams(
-            await physical.find(NAMESPACES, object_named(mount)), plan.safeguards.streams
-        ),
-        metadata=await allowed_metadata(plan, binding, physical),
-        namespace=plan.namespace or await manager_namespace(virtual),
+        streams=safeguards.allows_streams(current, plan.safeguards.streams),
+        metadata=plan.metadata if prepared else await allowed_metadata(plan, binding, physical),
+        namespace=plan.namespace or await manager_namespace(virtual.client),
     )
     await check_volumes(plan.name, plan.volumes, physical, are_trusted=plan.safeguards.trust_volumes)
     kubeconfig(access, "any")
     if AddressPolicy().denial_reason(urlsplit(access.server).hostname or ""):
         note = "loopback; syncers reach it only on that machine, and the manager rejects it without --allow-loopback"
         physical.report(Step(StepResult.WARNING, physical.role, access.server, note))
-    namespace, account = await (prepared_objects if plan.is_prepared else prepare)(plan, uid, physical)
+    namespace, account = prepared or await prepare(plan, uid, physical)
     secret = await apply_kubeconfig_secret(plan, uid, virtual, physical, account, access, now)
     desired = desired_binding(plan)
     if binding is None and enforced_level(namespace) == "restricted":
@@ -165,7 +168,14 @@ async def join(
 
 async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -> None:
     """Raise JoinError if the binding could not be created or would not become ready."""
-    identity = await physical.identity()
+    label = f"{keys.VIRTUAL_CLUSTER}={virtual_cluster_label(uid)}"
+    place = plan.mount_namespace if plan.is_prepared else None
+    try:
+        identity = await physical.identity()
+        accounts = await physical.client.list(SERVICE_ACCOUNTS, place, labels=label)
+    except Forbidden as error:
+        hint = "with --prepared, use the chart's account for joining and its --mount-namespace"
+        raise JoinError(f"{error.message}; use an administrator's kubeconfig; {hint}") from error
     if uid == identity:
         raise JoinError("both kubeconfigs lead to the same cluster, but a cluster cannot lease itself")
     try:
@@ -177,9 +187,6 @@ async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -
     except NotFound:
         message = f"the virtual cluster does not serve ClusterBindings; run `{install_command()}` there first"
         raise JoinError(message) from None
-    accounts = await physical.client.list(
-        SERVICE_ACCOUNTS, labels=f"{keys.VIRTUAL_CLUSTER}={virtual_cluster_label(uid)}"
-    )
     joined = {labels_of(account).get(keys.CLUSTER_BINDING, "") for account in accounts}
     for binding in bindings:
         if conflict := binding_conflict(binding, plan, identity, joined):
@@ -193,11 +200,7 @@ def allowed_volumes(plan: Plan, binding: Object | None) -> AllowedVolumes:
 
 async def allowed_metadata(plan: Plan, binding: Object | None, physical: Cluster) -> tuple[str, ...]:
     """Return the allowed metadata.  If nodes are simulated, add the keys that their kubelets read."""
-    try:
-        simulated = await physical.client.list(NODES, labels=keys.SIMULATED_NODE)
-    except Forbidden:  # the kubeconfig of a prepared cluster may only request a token
-        simulated = []
-    if not simulated:
+    if not await physical.client.list(NODES, labels=keys.SIMULATED_NODE):
         return plan.metadata
     listed = decode_spec(CLUSTER_BINDING, binding).allowed_metadata if binding is not None else ()
     return tuple(dict.fromkeys((*listed, *plan.metadata, f"{keys.SIMULATED_PREFIX}*")))
@@ -293,12 +296,17 @@ async def prepared_objects(plan: Plan, uid: str, physical: Cluster) -> tuple[Obj
 
 
 async def apply_policy(plan: Plan, uid: str, physical: Cluster) -> None:
-    """Apply the owner's policy.  If the owner wrote another one and the plan has no offer, leave that in effect."""
-    name = policy_name(uid, plan.name)
+    """Apply the owner's policy.  If the owner wrote another one and the plan has no offer, leave that in effect.
+
+    The totals of the quota are divided among the nodes, so that schedulers see them.
+    """
+    name, requested = policy_name(uid, plan.name), safeguards.totals(plan.safeguards)
     current = await wait_for(physical.client, POLICIES, name, until=lambda _: True)  # the CRD may be new
     others = [each for each in await physical.client.list(POLICIES) if applies_to_plan(plan, each)]
     if current is None and others and plan.offer == Offer():
         note = "determines what is leased"
+        if requested:
+            note += "; set its totalLimits too, so that the virtual nodes show the totals"
         physical.report(Step(StepResult.UNCHANGED, physical.role, f"{POLICIES.kind} {name_of(others[0])}", note))
         return
     offer = plan.offer
@@ -307,6 +315,8 @@ async def apply_policy(plan: Plan, uid: str, physical: Cluster) -> None:
     nodes = await physical.client.list(NODES) if offer.percent is not None else []
     resources = {each for node in nodes for each in value_at(node, "status", "allocatable", default={})}
     spec = policy_spec(plan.name, offer, resources)
+    if requested:
+        spec["totalLimits"] = safeguards.total_limits(value_at(current, "spec", "totalLimits", default=()), requested)
     if current is not None and decode_spec(POLICY, current) == decode_spec(
         POLICY, {"spec": {**current["spec"], **spec}}
     ):
@@ -364,20 +374,6 @@ def role_objects(
 
 
 # -- virtual cluster
-
-
-async def manager_namespace(virtual: Cluster) -> str:
-    """Return the namespace of the manager, from its ClusterRoleBinding.
-
-    Only administrators write cluster-scoped objects.  A Deployment might belong to a tenant, who would get the token.
-    """
-    try:
-        binding = await virtual.find(CLUSTER_ROLE_BINDINGS, object_named(MANAGER_NAME))
-    except Forbidden:
-        return keys.SYSTEM_NAMESPACE
-    subjects = value_at(binding, "subjects", default=[])
-    accounts = [each for each in subjects if (each["kind"], each["name"]) == (SERVICE_ACCOUNTS.kind, MANAGER_NAME)]
-    return accounts[0]["namespace"] if accounts else keys.SYSTEM_NAMESPACE
 
 
 def desired_binding(plan: Plan) -> Object:

@@ -4,6 +4,7 @@ They are written with the owner's permissions, and the syncer's account cannot c
 them.  Options that a run does not set stay unchanged.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tapestry.apis import keys
@@ -71,6 +72,13 @@ def total(option: str, resource: str, text: str) -> str:
     if amount.nano < 0 or floored(resource, amount) != amount:
         raise ValueError(f"{option}: {text} is not an amount of {resource}; give one, for example 8, or {NONE}")
     return str(amount)
+
+
+def total_limits(current: Iterable[Object], requested: Mapping[str, str | None]) -> list[Object]:
+    """Return the `totalLimits` of a policy with the requested limits of the ResourceQuota."""
+    amounts = {each["resource"]: each["quantity"] for each in current}
+    amounts |= {resource.removeprefix("requests."): amount for resource, amount in requested.items()}
+    return [{"resource": resource, "quantity": amount} for resource, amount in amounts.items() if amount is not None]
 
 
 # -- the mount namespace

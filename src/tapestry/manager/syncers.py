@@ -71,7 +71,7 @@ BY_BINDING = "binding"
 def load_templates(folder: Traversable) -> Templates:
     """Return the templates in a folder.  Raise OSError, or TemplateError if there are none."""
     paths = [path for path in folder.iterdir() if path.name.endswith((".yaml", ".yml"))]
-    templates = {path.name: path.read_text("utf-8") for path in paths}
+    templates = {path.name: path.read_text("utf-8") for path in sorted(paths, key=lambda path: path.name)}
     if not templates:
         raise TemplateError(f"{folder}: contains no .yaml file")
     return templates

@@ -42,7 +42,7 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.manager.join_steps import Cluster, JoinError, Step, StepResult, has_owner_labels, list_or_empty
-from tapestry.manager.joining import account_name, manager_namespace, owner_labels, policy_name, selector
+from tapestry.manager.joining import account_name, owner_labels, policy_name, selector
 from tapestry.manager.leftovers import (
     Leftover,
     leftover_message,
@@ -51,6 +51,7 @@ from tapestry.manager.leftovers import (
     remove_leftovers,
     remove_virtual_nodes,
 )
+from tapestry.manager.location import manager_namespace
 from tapestry.manager.mount_namespaces import release_mount_namespace
 
 BINDING_RESOURCES = (
@@ -86,7 +87,7 @@ async def unjoin(
     binding = await virtual.find(CLUSTER_BINDINGS, object_named(name))
     if binding is not None:
         await delete_binding(binding, virtual, force=force, timeout=timeout)
-    place = value_at(binding, "spec", "secretRef", "namespace") or await manager_namespace(virtual)
+    place = value_at(binding, "spec", "secretRef", "namespace") or await manager_namespace(virtual.client)
     secret = await virtual.find(SECRETS, object_named(name, place))
     if secret is not None and not has_owner_labels(secret, {"metadata": {"labels": owner_labels(uid, name)}}):
         secret = None  # not created by join

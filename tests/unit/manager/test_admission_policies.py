@@ -10,6 +10,7 @@ from tapestry.manager.admission_policies import admission_policies, restricted_c
 
 EXPECTED = list(admission_policies("home", ["tenant"]))
 POLICIES = [each for each in EXPECTED if each["kind"] == "ValidatingAdmissionPolicy"]
+NEVER = {"name": "never", "expression": "false"}
 BINDINGS = [each for each in EXPECTED if each["kind"] == "ValidatingAdmissionPolicyBinding"]
 
 
@@ -32,10 +33,25 @@ def test_policies_do_not_depend_on_the_order_of_namespaces() -> None:
     assert list(admission_policies("home", ["other"])) != EXPECTED
 
 
+def with_constraints(**fields: Any) -> list[Object]:
+    constraints = [{**each["spec"]["matchConstraints"], **fields} for each in POLICIES]
+    return [
+        with_value(each, ("spec", "matchConstraints"), own) for each, own in zip(POLICIES, constraints, strict=True)
+    ]
+
+
 @pytest.mark.parametrize(
     ("policies", "bindings", "status"),
     [
         (POLICIES, BINDINGS, "True"),
+        (with_constraints(matchPolicy="Equivalent", namespaceSelector={}, objectSelector={}), BINDINGS, "True"),
+        (with_constraints(matchPolicy="Exact"), BINDINGS, "False"),
+        (with_constraints(namespaceSelector={"matchLabels": {"a": "b"}}), BINDINGS, "False"),
+        (with_constraints(excludeResourceRules=[{"resources": ["pods"]}]), BINDINGS, "False"),
+        (with_constraints(resourceRules=[]), BINDINGS, "False"),
+        ([with_value(each, ("spec", "matchConditions"), [NEVER]) for each in POLICIES], BINDINGS, "False"),
+        ([with_value(each, ("spec", "variables"), []) for each in POLICIES], BINDINGS, "False"),
+        ([with_value(each, ("spec", "failurePolicy"), "Ignore") for each in POLICIES], BINDINGS, "False"),
         ([], [], "False"),
         (POLICIES, BINDINGS[:1], "False"),
         (POLICIES[1:], BINDINGS, "False"),

@@ -48,6 +48,11 @@ def test_manifests_are_printed_in_apply_order() -> None:
         "Role kube-system/tapestry-syncer",
         "RoleBinding kube-system/tapestry-syncer",
         "Deployment tapestry-system/tapestry-manager",
+        "NetworkPolicy tapestry-system/tapestry-manager",
+        "NetworkPolicy tapestry-system/tapestry-syncer",
+        "PodDisruptionBudget tapestry-system/tapestry-manager",
+        "Service tapestry-system/tapestry-manager-metrics",
+        "Service tapestry-system/tapestry-syncer-metrics",
     ]
     container = found["Deployment tapestry-system/tapestry-manager"]["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "mine:1"
@@ -63,8 +68,22 @@ def test_admission_policies_can_be_omitted() -> None:
 def test_manager_issues_tokens_on_request_only() -> None:
     for is_requested in (False, True):
         found = by_name(list(installation_objects(issues_tokens=is_requested)))
-        rules = found["Role tapestry-system/tapestry-manager"]["rules"]
-        assert any(rule["resources"] == ["serviceaccounts/token"] for rule in rules) is is_requested
+        roles = [name for name, obj in found.items() for rule in obj.get("rules", ()) if is_about_tokens(rule)]
+        assert roles == (["Role tapestry-system/tapestry-manager-tokens"] if is_requested else [])
+
+
+def is_about_tokens(rule: Object) -> bool:
+    return "serviceaccounts/token" in rule.get("resources", ())
+
+
+def test_management_cluster_gets_an_account_with_one_role() -> None:
+    done = CliRunner().invoke(main, ["manifests", "--management", "-n", "home"])
+    assert done.exit_code == 0, done.output
+    found = by_name(list(yaml.safe_load_all(done.output)))
+    names = ["ServiceAccount home/tapestry-manager", "Role home/tapestry-manager", "RoleBinding home/tapestry-manager"]
+    assert list(found) == ["Namespace home", *names]
+    resources = [name for rule in found["Role home/tapestry-manager"]["rules"] for name in rule["resources"]]
+    assert resources == ["deployments", "poddisruptionbudgets", "verticalpodautoscalers", "secrets"]
 
 
 def test_only_the_manager_may_write_roles() -> None:

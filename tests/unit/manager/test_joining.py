@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
 from tapestry.apis.permissions import (
+    JOINER,
     SYNCER_IN_PHYSICAL,
     SYNCER_STREAMS,
     SYNCER_VOLUMES,
     Placeholder,
     policy_rules,
+    single_permissions,
     with_names,
 )
 from tapestry.apis.policies import POLICIES
@@ -27,6 +29,7 @@ from tapestry.client.client import Client
 from tapestry.client.credentials import Credentials, StaticAuthorization, bearer_header
 from tapestry.client.strict_kubeconfig import strict_access
 from tapestry.client.tls import ServerVerification
+from tapestry.client.transport import Request, Response, Transport
 from tapestry.controller.testing import InProcessApi, everything_allowed, run, running_clock, specimen
 from tapestry.kube.errors import NotFound, TransportError
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, object_named, with_value
@@ -183,6 +186,46 @@ def test_second_join_creates_nothing() -> None:
         second = await world.join()
         assert kinds_with_result(second, StepResult.CREATED) == []
         assert kinds_with_result(second, StepResult.UPDATED) == ["Secret"]  # tokens of this server have no issue time
+
+    in_a_world(scenario)
+
+
+class RecordingTransport:
+    """A transport that records its requests."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.requests: list[str] = []
+
+    async def send(self, request: Request) -> Response:
+        self.requests.append(str(request))
+        return await self.inner.send(request)
+
+
+def test_prepared_join_needs_only_the_rights_of_the_joiner() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        name = account_name(await world.uid(), "east")
+        transport = RecordingTransport(world.physical_api.connect())
+        physical = Cluster("physical", Client(transport), world.steps.append)  # type: ignore[arg-type]  no watches
+        connect = lambda _: world.physical_api.connect()  # noqa: E731
+        plan = Plan("east", "east", is_prepared=True)
+        await join(plan, world.virtual, physical, ACCESS, connect=connect, now=running_clock().now())
+        granted = single_permissions(
+            with_names(JOINER, {Placeholder.MOUNT_NAMESPACE: MOUNT, Placeholder.SYNCER_ACCOUNT: name})
+        )
+        assert list(map(str, granted)) == [
+            "get namespaces kube-system",
+            f"get namespaces {MOUNT}",
+            f"list serviceaccounts in {MOUNT}",
+            f"create serviceaccounts/token {name} in {MOUNT}",
+        ]
+        assert set(transport.requests) == {
+            "GET /api/v1/namespaces/kube-system",
+            f"GET /api/v1/namespaces/{MOUNT}",
+            f"GET /api/v1/namespaces/{MOUNT}/serviceaccounts",
+            f"POST /api/v1/namespaces/{MOUNT}/serviceaccounts/{name}/token",
+        }
 
     in_a_world(scenario)
 

@@ -11,13 +11,16 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.mount_labels import is_taken, safeguards_of, stricter_level
 from tapestry.apis.names import virtual_cluster_label
+from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.controller.testing import InProcessApi, run, running_clock, specimen
+from tapestry.kube.crds import crd
 from tapestry.kube.objects import Object, labels_of, name_of, object_named, with_value
 from tapestry.kube.resources import (
     ADMISSION_POLICIES,
     ADMISSION_POLICY_BINDINGS,
+    CRDS,
     NAMESPACES,
     NETWORK_POLICIES,
     NODES,
@@ -228,17 +231,53 @@ async def hard(world: World) -> Object | None:
     return found["spec"]["hard"] if found is not None else None
 
 
+async def divided(world: World) -> dict[str, Any]:
+    """Return the total limits of the policy, which are divided among the nodes."""
+    policy = await world.physical.client.get(POLICIES, policy_name(await world.uid(), "east"))
+    return {each["resource"]: each["quantity"] for each in policy["spec"].get("totalLimits", ())}
+
+
 def test_limits_become_a_quota_that_later_runs_change() -> None:
     async def scenario(world: World) -> None:
         await world.join()
-        assert await hard(world) is None
+        assert (await hard(world), await divided(world)) == (None, {})
         await world.join(safeguards=Safeguards(max_cpu="2000m", max_memory="4Gi", max_pods="10"))
         assert await hard(world) == {"requests.cpu": "2", "requests.memory": "4Gi", "pods": "10"}
-        assert "ResourceQuota" in kinds_with_result(await world.join(), StepResult.UNCHANGED)
+        assert await divided(world) == {"cpu": "2", "memory": "4Gi", "pods": "10"}
+        unchanged = kinds_with_result(await world.join(), StepResult.UNCHANGED)
+        assert {"ResourceQuota", "ResourceLeasingPolicy"} <= set(unchanged)
         await world.join(safeguards=Safeguards(max_cpu="3", max_pods="none"))
         assert await hard(world) == {"requests.cpu": "3", "requests.memory": "4Gi"}
+        assert await divided(world) == {"cpu": "3", "memory": "4Gi"}
         await world.join(safeguards=Safeguards(max_cpu="none", max_memory="none"))
-        assert await hard(world) is None
+        assert (await hard(world), await divided(world)) == (None, {})
+
+    in_a_world(scenario)
+
+
+def test_limits_of_first_join_are_divided_among_nodes() -> None:
+    async def scenario(world: World) -> None:
+        await world.join(safeguards=Safeguards(max_pods="10"))
+        name = policy_name(await world.uid(), "east")
+        gpus = {"resource": "nvidia.com/gpu", "quantity": 8}
+        limits = [{"resource": "pods", "quantity": "10"}, gpus]
+        await world.physical.client.patch(POLICIES, object_named(name), {"spec": {"totalLimits": limits}})
+        await world.join(safeguards=Safeguards(max_pods="5"))
+        assert await divided(world) == {"pods": "5", "nvidia.com/gpu": 8}
+
+    in_a_world(scenario)
+
+
+def test_policy_of_the_owner_keeps_its_total_limits() -> None:
+    async def scenario(world: World) -> None:
+        await world.physical.client.create(CRDS, crd(POLICY))
+        spec = {"cluster": "east", "resourceLimits": [{"resource": "cpu", "percent": 10}]}
+        await world.physical.client.create(POLICIES, {"metadata": {"name": "mine"}, "spec": spec})
+        steps = await world.join(safeguards=Safeguards(max_pods="10"))
+        [note] = [each.note for each in steps if each.subject == "ResourceLeasingPolicy mine"]
+        assert note == "determines what is leased; set its totalLimits too, so that the virtual nodes show the totals"
+        assert (await world.physical.client.get(POLICIES, "mine"))["spec"]["totalLimits"] == []
+        assert await hard(world) == {"pods": "10"}
 
     in_a_world(scenario)
 

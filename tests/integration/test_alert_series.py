@@ -1,0 +1,118 @@
+"""Series in the tests of the alerting rules, compared with those of real processes that have faults."""
+
+import asyncio
+import os
+import re
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.kube.objects import object_named
+from tapestry.kube.resources import LEASES, NAMESPACES, PODS
+from tapestry.local.kubernetes import free_ports
+from tapestry.process.metrics import NAMESPACE
+
+from ..alert_series import FAULTS, HEALTHY
+from .bound_clusters import BoundClusters, bound_clusters, install_kinds, new_object, untainted, wait_until_gone
+from .forked import ForkedTapestry
+from .planes import starts_own
+from .servers import OwnServer
+
+pytestmark = pytest.mark.timeout(300)
+SYSTEM = keys.SYSTEM_NAMESPACE
+SECONDS = 60.0
+POLL = 0.2
+NOT_PROVOKED = {
+    "tapestry_events_dropped_total{why=buffer full}",
+    "tapestry_twin_events_untold_total{binding=east}",
+    "tapestry_client_requests_total{code=429, resource=pods, verb=create}",
+}
+"""Series of faults that need floods of requests."""
+
+
+def series_of(text: str) -> str:
+    """Return a series with sorted labels, without the label of a scrape and the version."""
+    name, _, labels = text.rstrip("}").partition("{")
+    pairs = sorted(re.findall(r'(\w+)="([^"]*)"', labels))
+    return f"{name}{{{', '.join(f'{key}={value}' for key, value in pairs if key not in ('pod', 'version'))}}}"
+
+
+@contextmanager
+def running(folder: Path, name: str, *command: str, **settings: str) -> Iterator[str]:
+    """Run a component, and yield the address of its metrics."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    flags = ["--allow-loopback", "--leader-elect=true", "--health-probe-bind-address="]
+    environ = {**os.environ, "TAPESTRY_LEADER_ELECTION_NAMESPACE": SYSTEM, **settings}
+    process = ForkedTapestry([*command, *flags, f"--metrics-bind-address={address}"], environ, folder / f"{name}.log")
+    try:
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+def page(address: str) -> set[str]:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {series_of(line.rpartition(" ")[0]) for line in lines if line.startswith(f"{NAMESPACE}_")}
+
+
+async def cause_faults(site: BoundClusters, physical: OwnServer) -> None:
+    reference = {"name": "none", "namespace": SYSTEM}
+    spec = {"clusterID": "broken", "secretRef": reference, "mountNamespace": "m"}
+    broken = new_object(CLUSTER_BINDINGS.kind, {"name": "broken"}, CLUSTER_BINDINGS.api_version, spec=spec)
+    await site.virtual.create(CLUSTER_BINDINGS, broken)
+    await site.add_node("n1")
+    await site.add_policy("all", forceReclaim=True)
+    await site.wait_for_virtual_node("n1")
+    await site.bind_pod("work", "n1", automountServiceAccountToken=False, requests={"cpu": "1"})
+    twin = await site.wait_for_twin("work")
+    await site.bind_pod("root", "n1", automountServiceAccountToken=False, hostNetwork=True)
+    labelled = {field: twin["metadata"][field] for field in ("labels", "annotations")}
+    double = {"containers": [{"name": "c", "image": "none"}], "terminationGracePeriodSeconds": 0}
+    place = {**labelled, "name": "double", "namespace": site.mount}
+    await site.physical.create(PODS, new_object("Pod", place, spec=double))
+    await wait_until_gone(site.physical, PODS, "double", site.mount)
+    for mark in ("now", None):
+        marked = {"metadata": {"annotations": {keys.RECLAIM: mark}}}
+        await site.physical.patch(NAMESPACES, object_named(site.mount), marked)
+        if mark:
+            await site.wait_until_pod_is_gone("work")
+    await site.wait_for_virtual_node("n1", untainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
+    await site.virtual.patch(LEASES, object_named("tapestry-manager", SYSTEM), {"spec": {"holderIdentity": "thief"}})
+    physical.kill()
+    await site.bind_pod("late", "n1", automountServiceAccountToken=False)
+
+
+async def test_series_of_the_alert_tests_are_real(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    start = starts_own(tmp_path_factory)
+    wanted = {series_of(each) for each in (*HEALTHY, *(each for _, series in FAULTS for each in series))}
+    missing = wanted - NOT_PROVOKED
+    with start("virtual") as virtual, ExitStack() as processes:
+        physical = OwnServer(tmp_path / "physical")
+        physical.start()
+        processes.callback(physical.kill)
+        for plane in (virtual, physical):
+            await install_kinds(plane)
+        async with bound_clusters(virtual, physical, tmp_path, name="east") as site:
+            access = f"--kubeconfig={virtual.kubeconfig}"
+            addresses = [
+                processes.enter_context(running(tmp_path, "manager", "manager", access)),
+                processes.enter_context(running(tmp_path, "standby", "manager", access)),
+                processes.enter_context(
+                    running(tmp_path, "syncer", "syncer", "--binding=east", access, TAPESTRY_CHECK_SECONDS="1")
+                ),
+            ]
+            await cause_faults(site, physical)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SECONDS):
+                    while missing:
+                        for address in addresses:
+                            missing -= await asyncio.to_thread(page, address)
+                        await asyncio.sleep(POLL)
+            assert missing == set()
