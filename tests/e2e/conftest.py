@@ -2,15 +2,16 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tapestry.local.control_planes import front_proxy_flags, kubelet_flags
 from tapestry.local.kubernetes import ControlPlane
 
-from .clusters import PhysicalCluster
+from .clusters import Cluster, PhysicalCluster
 from .images import Contents, write_images
 from .nodes import MACHINE, Kit, RealNode, missing_requirements, network
 
@@ -43,12 +44,27 @@ def physical_clusters(
     with ExitStack() as stack:
         clusters = {}
         for number, name in enumerate(("east", "west"), start=1):
-            plane = ControlPlane(
-                folder / name, node_kit.assets, controller_manager=True, scheduler=True, fsync=False, address=MACHINE
-            )
-            stack.enter_context(plane)
+            plane = stack.enter_context(control_plane_of(folder / name, node_kit, front_proxy_flags(folder / name)))
             node = stack.enter_context(RealNode("n1", number, plane, folder / f"{name}-node", node_kit))
             clusters[name] = PhysicalCluster(plane, node_kit.assets, node)
         for cluster in clusters.values():
             cluster.node.wait_until_ready()
         yield clusters
+
+
+@pytest.fixture(scope="module")
+def virtual_cluster(
+    physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A cluster without nodes, whose API server authenticates with a certificate to the kubelets of virtual nodes."""
+    folder = tmp_path_factory.mktemp("virtual")
+    flags = {**kubelet_flags(folder), **front_proxy_flags(folder)}
+    with control_plane_of(folder, node_kit, flags) as plane:
+        yield Cluster(plane, node_kit.assets)
+
+
+def control_plane_of(folder: Path, kit: Kit, flags: Mapping[str, str]) -> ControlPlane:
+    """Return a control plane with its own controllers and scheduler, which pods can reach."""
+    return ControlPlane(
+        folder, kit.assets, controller_manager=True, scheduler=True, fsync=False, address=MACHINE, flags=flags
+    )

@@ -27,7 +27,9 @@ from smells import CommandBlock, command_blocks
 
 ROOT = Path(__file__).parents[2]
 RUNNER = "tests/e2e/test_documents.py"
-SERVING = re.compile(r"^(make up|(\S*/)?tapestry (up|apiserver(?! [a-z])|cluster|run)\b[^&|\n]*)\n?\Z", re.MULTILINE)
+SERVING = re.compile(
+    r"^(make up|(\S*/)?tapestry (up|apiserver(?! [a-z])|cluster|planes run|run)\b[^&|\n]*)\n?\Z", re.MULTILINE
+)
 WORLD = re.compile(r"^(make up|(\S*/)?tapestry up\b)", re.MULTILINE)
 SERVING_OUTPUT = "...\nCtrl-C stops...\n..."
 TIMEOUT_SECONDS = 90.0

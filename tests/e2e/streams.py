@@ -1,10 +1,11 @@
-"""Checks of exec, attach, cp, port-forward and debug with kubectl, on any pod with busybox.
+"""Checks of exec, attach, cp, port-forward, debug, logs and top with kubectl, on pods with the commands of busybox.
 
 Each check uses one protocol between kubectl and its API server: WebSocket, or SPDY, which older clients use.
 """
 
 import asyncio
 import fcntl
+import json
 import os
 import pty
 import re
@@ -16,9 +17,9 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
@@ -31,16 +32,22 @@ SECONDS = 60
 """Limit of every command: far more than a loaded machine needs."""
 PARALLEL_CONNECTIONS = 50
 WEBSOCKET_CHANNEL, STDOUT_CHANNEL = "v4.channel.k8s.io", 1
+RESTARTED = "if [ -e /shared/again ]; then echo second; exec sleep 1000; fi; touch /shared/again; echo first; exit 1"
+TALKING = "echo one; until [ -e /shared/more ]; do sleep 0.1; done; echo two; exec sleep 1000"
+"""Scripts of the containers whose logs are read."""
 
 
 @dataclass(frozen=True)
 class Streams:
     """kubectl for the pods of a namespace, with one protocol."""
 
-    plane: ControlPlane
+    kubeconfig: Path
     assets: Path
     namespace: str
     websockets: bool = True
+    image: str = IMAGE
+    spec: Mapping[str, object] = field(default_factory=dict)
+    """Fields of the specs of pods that checks create."""
 
     def with_spdy(self) -> "Streams":
         return replace(self, websockets=False)
@@ -49,7 +56,7 @@ class Streams:
     def environ(self) -> dict[str, str]:
         chosen = str(self.websockets).lower()
         names = ("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PORT_FORWARD_WEBSOCKETS")
-        return {**os.environ, "KUBECONFIG": str(self.plane.kubeconfig), **dict.fromkeys(names, chosen)}
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), **dict.fromkeys(names, chosen)}
 
     def command(self, *arguments: object) -> list[str]:
         return [str(self.assets / "kubectl"), f"--namespace={self.namespace}", *map(str, arguments)]
@@ -104,18 +111,67 @@ class Streams:
 
     def check_attach(self, pod: str) -> None:
         """Attach to a container that ends with its stdin, and read what it writes."""
-        overrides = '{"spec": {"terminationGracePeriodSeconds": 1}}'
-        run = ("run", pod, f"--image={IMAGE}", "--restart=Never", "--stdin", f"--overrides={overrides}", "--rm")
-        done = self.kubectl(*run, "--", "sh", "-c", "read line; echo $line $line", stdin=b"parrot\n")
+        overrides = json.dumps({"spec": {"terminationGracePeriodSeconds": 1, **self.spec}})
+        run = ("run", pod, f"--image={self.image}", "--restart=Never", "--stdin", f"--overrides={overrides}", "--rm")
+        script = "read line; echo $line $line"
+        done = self.kubectl(*run, "--command", "--", "sh", "-c", script, stdin=b"parrot\n")
         assert b"parrot parrot" in done.stdout, done.stderr
 
     def check_debug(self, pod: str) -> None:
         """Get an attached shell in an ephemeral container, and leave it."""
-        command = self.command("debug", pod, "-it", "--profile=baseline", f"--image={IMAGE}", "--", "sh")
+        command = self.command("debug", pod, "-it", "--profile=baseline", f"--image={self.image}", "--", "sh")
         with Terminal(command, self.environ, 24, 80) as terminal:
             terminal.expect_size(24, 80)
             terminal.write(b"exit\n")
             assert terminal.wait() == 0
+
+    def check_logs(self, pod: str) -> None:
+        """Read the logs of a pod with two containers, one of which was restarted, and follow one to its end."""
+        self.output("apply", "--filename=-", stdin=json.dumps(self.talking_pod(pod)).encode())
+        for state in ("jsonpath={.status.containerStatuses[0].restartCount}=1", "condition=Ready"):
+            self.output("wait", f"pod/{pod}", f"--for={state}", f"--timeout={SECONDS}s")
+        assert self.output("logs", pod, "-c", "restarted") == b"second\n"
+        assert self.output("logs", pod, "-c", "restarted", "--previous") == b"first\n"
+        assert sorted(self.output("logs", pod, "--all-containers").split()) == [b"one", b"second"]
+        assert self.output("logs", pod, "-c", "talking", "--since=1h", "--limit-bytes=3") == b"one"
+        assert self.output("logs", pod, "-c", "talking", "--since-time=2999-01-01T00:00:00Z") == b""
+        stamped = self.output("logs", pod, "-c", "talking", "--timestamps").decode()
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z one\n", stamped)
+        command = self.command("logs", "-f", pod, "-c", "talking")
+        with subprocess.Popen(command, env=self.environ, stdout=subprocess.PIPE) as following:
+            assert following.stdout is not None
+            try:
+                assert following.stdout.readline() == b"one\n"
+                self.output("exec", pod, "-c", "talking", "--", "touch", "/shared/more")
+                assert following.stdout.readline() == b"two\n"
+                self.output("delete", "pod", pod, "--wait=false")
+                assert following.wait(SECONDS) == 0
+            finally:
+                following.kill()
+
+    def talking_pod(self, name: str) -> Mapping[str, object]:
+        mounts = [{"name": "shared", "mountPath": "/shared"}]
+        containers = [
+            {"name": each, "image": self.image, "command": ["sh", "-c", script], "volumeMounts": mounts}
+            for each, script in (("restarted", RESTARTED), ("talking", TALKING))
+        ]
+        spec = {
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 1,
+            "volumes": [{"name": "shared", "emptyDir": {}}],
+            "containers": containers,
+            **self.spec,
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+    def check_top(self, pod: str, node: str) -> None:
+        """Wait for the usage of a pod and of its node, which are measured after they start."""
+        deadline, pause = time.monotonic() + 2 * SECONDS, threading.Event()
+        for kind, name in (("pod", pod), ("node", node)):
+            while (done := self.kubectl("top", kind, name, "--no-headers")).returncode != 0:
+                assert time.monotonic() < deadline, done.stderr
+                pause.wait(1)
+            assert re.match(rf"{name} +\d+m +.*\d+Mi", done.stdout.decode()), done.stdout
 
     def check_port_forward(self, pod: str, port: int) -> None:
         """Send a request on each of many connections that are open at the same time."""
@@ -152,11 +208,11 @@ class Streams:
                 if reader.is_alive():
                     reader.join()
 
-    async def check_websocket_client(self, pod: str) -> None:
+    async def check_websocket_client(self, plane: ControlPlane, pod: str) -> None:
         """Run a command as clients with the first WebSocket protocol do, which API servers do not translate."""
-        url = f"{self.plane.url}/api/v1/namespaces/{self.namespace}/pods/{pod}/exec"
+        url = f"{plane.url}/api/v1/namespaces/{self.namespace}/pods/{pod}/exec"
         query = {"command": "hostname", "stdout": "true"}
-        headers = {"Authorization": f"Bearer {self.plane.token}"}
+        headers = {"Authorization": f"Bearer {plane.token}"}
         async with (
             asyncio.timeout(SECONDS),
             aiohttp.ClientSession(headers=headers) as session,

@@ -3,10 +3,12 @@
 The virtual cluster and two physical clusters have kube-apiserver, etcd, controllers, scheduler and a real kubelet each.
 The manager and the syncers are containers of the image that tools/image.py builds. The owners of the physical clusters
 install the worker chart. The test uses helm, kubectl and the command line, as an operator and the owners do.
+Volumes are ConfigMaps and empty folders; test_volumes_on_kubernetes.py covers claims.
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,9 +18,11 @@ import pytest
 import image
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, name_of
+from tapestry.kube.times import timestamp
 from tapestry.local.control_planes import kubelet_flags
 from tapestry.local.kubernetes import ControlPlane
 
+from ..conftest import released_chart
 from .clusters import Cluster, PhysicalCluster
 from .images import IMAGE
 from .installation import SYSTEM, tapestry
@@ -32,7 +36,9 @@ MOUNT = "tapestry-leased"
 IN_SYSTEM = f"--namespace={SYSTEM}"
 IN_MOUNT = f"--namespace={MOUNT}"
 TIMEOUT = "--timeout=180s"
+REUSE = "--reset-then-reuse-values"
 OURS = f"--selector={keys.CLUSTER_BINDING_UID}"
+LEASE_ENDS = r"{.metadata.annotations.tapestry\.io/lease-ends}"
 SYNCED_KINDS = "pods,configmaps,secrets,services,persistentvolumeclaims"
 NAMES = ("east", "west")
 WORKLOAD = f"""
@@ -150,7 +156,9 @@ def site(
         yield Site(PhysicalCluster(plane, node_kit.assets, node), physical_clusters, folder)
 
 
-def test_release_from_installation_to_uninstallation(site: Site) -> None:
+def test_release_from_installation_to_uninstallation(
+    site: Site, record_property: Callable[[str, object], None]
+) -> None:
     before = installed_objects(site.virtual)
     steps = (
         *(install, prepare_and_join, run_job, run_deployment, upgrade_while_pods_run, rotate_credential),
@@ -159,6 +167,8 @@ def test_release_from_installation_to_uninstallation(site: Site) -> None:
     try:
         for step in steps:
             step(site)
+            if step is run_deployment:
+                record_property("figure", f"memory: {memory(site)}")
     except BaseException as error:
         error.add_note(site.diagnostics())
         raise
@@ -185,7 +195,7 @@ def install(site: Site) -> None:
     repository, _, tag = image.NAME.partition(":")
     values = f"image.repository={repository},image.tag={tag},manager.replicas=2,syncer.replicas=1"
     values += ",syncer.kubeletService=false"  # kube-apiserver runs beside the nodes, where Services have no addresses
-    chart = ("tapestry", str(ROOT / "charts/tapestry"), IN_SYSTEM, "--create-namespace")
+    chart = ("tapestry", released_chart("tapestry"), IN_SYSTEM, "--create-namespace")
     site.helm(site.virtual, "install", *chart, f"--set={values}", "--wait")
 
 
@@ -195,7 +205,7 @@ def prepare_and_join(site: Site) -> None:
         values = site.folder / f"{name}.yaml"
         values.write_text(site.tapestry("join", name, "--print-worker-values"))
         lease = "--set=lease.forceReclaim=true,lease.gracefulReclaimPeriodSeconds=2,quota.pods=20"
-        site.helm(cluster, "install", "worker", str(ROOT / "charts/tapestry-worker"), f"--values={values}", lease)
+        site.helm(cluster, "install", "worker", released_chart("tapestry-worker"), f"--values={values}", lease)
         join(site, name)
     for name in site.physical:
         for state in ("create", "condition=Ready"):
@@ -224,6 +234,13 @@ def run_deployment(site: Site) -> None:
         assert site.virtual.kubectl("exec", name_of(pod), "--", "cat", "/data/text") == "hello"
 
 
+def memory(site: Site) -> str:
+    """Return the working sets of the containers of Tapestry, as the kubelet measures them."""
+    page = site.virtual.kubectl("get", "--raw", "/api/v1/nodes/v1/proxy/metrics/resource")
+    pattern = rf'container_memory_working_set_bytes{{container="(\w+)",namespace="{SYSTEM}",.*}} (\S+) '
+    return ", ".join(f"{name} {float(size) / 1e6:.0f} MB" for name, size in re.findall(pattern, page))
+
+
 def wait_for_rollout(site: Site) -> None:
     site.virtual.kubectl("rollout", "status", "deployment/web", TIMEOUT)
 
@@ -235,15 +252,20 @@ def cluster_of(pod: Object) -> str:
 
 
 def upgrade_while_pods_run(site: Site) -> None:
-    """The upgrade replaces the manager and all syncers, and a rollback does so again. No pod changes."""
+    """From the last released charts to those of the tree, back, and to them again: no pod changes.
+
+    Each step replaces the manager and all syncers.
+    """
     before = versions(site)
     chart = ("tapestry", str(ROOT / "charts/tapestry"), IN_SYSTEM)
     values = "--set=syncer.resources.requests.cpu=150m,manager.resources.requests.cpu=150m"
-    site.helm(site.virtual, "upgrade", *chart, "--reuse-values", values, "--wait")
-    wait_for_syncers(site, cpu="150m")
-    assert versions(site) == before
-    site.helm(site.virtual, "rollback", "tapestry", "1", IN_SYSTEM, "--wait")
-    wait_for_syncers(site, cpu="100m")
+    upgrade = ("upgrade", *chart, REUSE, values)
+    for command, cpu in ((upgrade, "150m"), (("rollback", "tapestry", "1", IN_SYSTEM), "100m"), (upgrade, "150m")):
+        site.helm(site.virtual, *command, "--wait")
+        wait_for_syncers(site, cpu)
+        assert versions(site) == before
+    for name in site.physical:
+        set_values(site, name)
     assert versions(site) == before
     run_job(site, "after-upgrade", "west")
 
@@ -271,7 +293,7 @@ def rotate_credential(site: Site) -> None:
         "get", "serviceaccounts", IN_MOUNT, "--selector=tapestry.io/cluster-binding=east", "-o", "name"
     )
     east.kubectl("delete", account.strip(), IN_MOUNT)
-    site.helm(east, "upgrade", "worker", str(ROOT / "charts/tapestry-worker"), "--reuse-values")
+    set_values(site, "east")
     join(site, "east")
     site.virtual.kubectl("wait", "clusterbinding/east", "--for=condition=Ready", TIMEOUT)
     run_job(site, "after-rotation", "east")
@@ -279,17 +301,22 @@ def rotate_credential(site: Site) -> None:
 
 
 def close_window(site: Site) -> None:
-    opening = datetime.now(UTC) + timedelta(hours=12)
-    windows = json.dumps([{"start": f"{opening:%H:00}", "end": f"{opening:%H:59}"}])
-    set_values(site, "east", f"--set-json=lease.windows={windows}", "--set=lease.timeZone=UTC")
+    """The owner sets a window that is open. Pods run until its end, and then in the other cluster."""
+    before = versions(site)
+    edge = (datetime.now(UTC) + timedelta(minutes=2)).replace(second=0, microsecond=0)
+    window = {"start": f"{edge - timedelta(hours=1):%H:%M}", "end": f"{edge:%H:%M}"}
+    set_values(site, "east", f"--set-json=lease.windows={json.dumps([window])}", "--set=lease.timeZone=UTC")
+    site.virtual.kubectl("wait", "node/vnode-east-n1", f"--for=jsonpath={LEASE_ENDS}={timestamp(edge)}", TIMEOUT)
+    assert versions(site) == before
     wait_until_gone(site, "east")
+    assert datetime.now(UTC) >= edge
     wait_for_rollout(site)
     assert list(map(cluster_of, site.pods())) == ["west", "west"]
 
 
 def set_values(site: Site, name: str, *values: str) -> None:
     chart = ("worker", str(ROOT / "charts/tapestry-worker"))
-    site.helm(site.physical[name], "upgrade", *chart, "--reuse-values", *values)
+    site.helm(site.physical[name], "upgrade", *chart, REUSE, *values)
 
 
 def wait_until_gone(site: Site, name: str) -> None:

@@ -14,9 +14,8 @@ import pytest
 import yaml
 
 from tapestry.kube.quantity import parse_quantity
-from tapestry.local.kubernetes import free_ports
 
-from ..integration.processes import running
+from .metrics_servers import metrics_server
 from .worlds import TAPESTRY, TIMEOUT_SECONDS, running_world
 
 pytestmark = pytest.mark.long
@@ -34,20 +33,10 @@ async def wait_for(read: Callable[[], Any]) -> Any:
 
 @pytest.mark.timeout(600)
 async def test_metrics_server_measures_virtual_nodes_and_leased_pods(kube_assets: Path, tmp_path: Path) -> None:
-    program, (port,) = kube_assets / "metrics-server", free_ports(1)
-    if not program.exists():
-        pytest.skip("metrics-server is not there: make client-assets builds it")
     with running_world(tmp_path / ".tapestry", "--clusters", "1", "--nodes", "2") as world:
         create = ["k", "create", "deployment", "used", "--image", "nginx", "--requests", "cpu=250m,memory=64Mi"]
         await asyncio.to_thread(subprocess.check_output, [TAPESTRY, *create, "--kubeconfig", world.kubeconfig])
-        access = [f"--{each}kubeconfig={world.kubeconfig}" for each in ("", "authentication-", "authorization-")]
-        kubelets = [
-            "--kubelet-use-node-status-port",
-            "--kubelet-preferred-address-types=InternalIP",
-            f"--kubelet-certificate-authority={tmp_path / '.tapestry' / 'virtual' / 'pki' / 'ca.crt'}",
-        ]
-        listener = ["--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={tmp_path}"]
-        command = [program, *access, *kubelets, *listener, "--metric-resolution=10s", "--kubelet-request-timeout=5s"]
+        verification = f"--kubelet-certificate-authority={tmp_path / '.tapestry' / 'virtual' / 'pki' / 'ca.crt'}"
         token = yaml.safe_load(world.kubeconfig.read_text())["users"][0]["user"]["token"]
 
         def items(path: str) -> dict[str, Any]:
@@ -61,7 +50,7 @@ async def test_metrics_server_measures_virtual_nodes_and_leased_pods(kube_assets
             except OSError:  # not ready yet
                 return {}
 
-        with running(command, tmp_path / "metrics-server.log"):
+        with metrics_server(kube_assets, world.kubeconfig, tmp_path / "metrics", verification) as port:
             pods = await wait_for(lambda: items("namespaces/default/pods"))
             ((name, pod),) = pods.items()
             assert re.fullmatch(r"used-\S+", name)

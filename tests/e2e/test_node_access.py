@@ -13,6 +13,7 @@ import pytest
 from ..integration.servers import TAPESTRY, OwnServer
 from .images import IMAGE
 from .nodes import MACHINE, Kit, RealNode, run
+from .streams import Streams
 
 pytestmark = pytest.mark.timeout(300)  # includes waiting until another worker has finished with its nodes
 
@@ -141,6 +142,9 @@ def check_pod(cluster: Cluster, folder: Path) -> None:
     cluster.kubectl("apply", "-f", manifest)
     cluster.kubectl("wait", "pod/clerk", "--for=condition=Ready", "--timeout=60s")
     assert cluster.kubectl("logs", "clerk") == "1234\n"
+    streams = Streams(cluster.server.kubeconfig, cluster.assets, "default", spec={"nodeName": "n1"})
+    streams.check_logs("talk")
+    streams.check_debug("clerk")
 
 
 def check_isolation(cluster: Cluster, folder: Path) -> None:

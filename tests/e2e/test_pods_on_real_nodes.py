@@ -9,7 +9,6 @@ import asyncio
 import json
 import ssl
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPSConnection
@@ -20,13 +19,11 @@ import pytest
 from tapestry.apis import keys
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.kube.objects import Object, annotations_of, name_of
-from tapestry.local.control_planes import KUBELET_CLIENT, kubelet_flags
-from tapestry.local.kubernetes import ControlPlane
+from tapestry.local.control_planes import KUBELET_CLIENT
 
 from .clusters import Cluster, PhysicalCluster
 from .images import IMAGE
 from .installation import Installation, running_installation, tapestry
-from .nodes import MACHINE, Kit
 from .streams import Streams
 
 MOUNT = "tapestry-leased"
@@ -152,21 +149,8 @@ def twin_of(pod: Object) -> str:
 
 
 @pytest.fixture(scope="module")
-def world(
-    physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("virtual")
-    plane = ControlPlane(
-        folder,
-        node_kit.assets,
-        flags=kubelet_flags(folder),
-        controller_manager=True,
-        scheduler=True,
-        fsync=False,
-        address=MACHINE,
-    )
-    with plane:
-        yield World(Cluster(plane, node_kit.assets), physical_clusters)
+def world(virtual_cluster: Cluster, physical_clusters: dict[str, PhysicalCluster]) -> World:
+    return World(virtual_cluster, physical_clusters)
 
 
 @pytest.mark.timeout(300)
@@ -249,7 +233,7 @@ def check_service(world: World, pod: Object) -> None:
 
 def check_streams(world: World, folder: Path) -> None:
     """Check every verb that needs a stream, each with one of the protocols of kubectl."""
-    streams = Streams(world.virtual.plane, world.virtual.assets, SHOP)
+    streams = Streams(world.virtual.plane.kubeconfig, world.virtual.assets, SHOP)
     first, second = map(name_of, world.pods())
     streams.check_exec(first)
     streams.with_spdy().check_exec(second)
@@ -259,7 +243,8 @@ def check_streams(world: World, folder: Path) -> None:
     streams.with_spdy().check_port_forward(first, 8080)
     streams.check_attach("parrot")
     streams.with_spdy().check_debug(second)
-    asyncio.run(streams.check_websocket_client(first))
+    streams.check_logs("talk")
+    asyncio.run(streams.check_websocket_client(world.virtual.plane, first))
 
 
 def check_isolation_of_bindings(world: World) -> None:
@@ -284,7 +269,7 @@ def check_isolation_of_bindings(world: World) -> None:
 def check_owner_control(world: World) -> None:
     """Check that an owner can decline exec, that users see why it fails, and that the binding stays ready."""
     (pod,) = [pod for pod in world.pods() if cluster_of(pod) == "west"]
-    streams = Streams(world.virtual.plane, world.virtual.assets, SHOP)
+    streams = Streams(world.virtual.plane.kubeconfig, world.virtual.assets, SHOP)
     world.join("west", "--no-exec")
     reason = "the owner of the physical cluster of node vnode-west-n1 does not allow it"
     streams.wait_for_exec(name_of(pod), lambda done: reason.encode() in done.stderr)

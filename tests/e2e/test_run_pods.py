@@ -12,6 +12,7 @@ import pytest
 
 from tapestry.client.kubeconfig import load_access
 
+from .streams import Streams
 from .worlds import TIMEOUT_SECONDS, WorldProcess, running_world
 
 pytestmark = pytest.mark.timeout(300)  # worlds start and end within it, on a shared machine
@@ -30,12 +31,14 @@ hostname; cat /mnt/k; echo; "$PYTHON" -c "$CALL"
 touch /e/started
 exec sleep 1000
 """
+PROCESS = {"runtimeClassName": "process"}
+"""Fields of the specs of pods that run as processes."""
 POD = {
     "apiVersion": "v1",
     "kind": "Pod",
     "metadata": {"name": "real"},
     "spec": {
-        "runtimeClassName": "process",
+        **PROCESS,
         "volumes": [{"name": "m", "configMap": {"name": "m"}}, {"name": "e", "emptyDir": {}}],
         "containers": [
             {
@@ -50,6 +53,42 @@ POD = {
         "terminationGracePeriodSeconds": 1,
     },
 }
+SERVER = """
+import http.server, os
+os.chdir("/e")
+with open("index.html", "w") as page:
+    page.write(os.uname().nodename)
+http.server.ThreadingHTTPServer.request_queue_size = 64
+http.server.ThreadingHTTPServer(("", 8080), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+WEB = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "web"},
+    "spec": {
+        **PROCESS,
+        "terminationGracePeriodSeconds": 1,
+        "volumes": [{"name": "e", "emptyDir": {}}],
+        "containers": [
+            {
+                "name": "c",
+                "image": "none",
+                "command": [os.path.realpath(sys.executable), "-c", SERVER],
+                "volumeMounts": [{"name": "e", "mountPath": "/e"}],
+                "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
+            }
+        ],
+    },
+}
+SESSIONS = {
+    ("exec", "websocket v5.channel.k8s.io"),
+    ("exec", "SPDY/3.1 v4.channel.k8s.io"),
+    ("attach", "websocket v5.channel.k8s.io"),
+    ("attach", "SPDY/3.1 v4.channel.k8s.io"),
+    ("portforward", "websocket SPDY/3.1+portforward.k8s.io"),
+    ("portforward", "SPDY/3.1 portforward.k8s.io"),
+}
+"""Protocols of kubectl, which our API servers and the syncer pass to the process kubelet unchanged."""
 
 
 def kubectl(world: WorldProcess, assets: Path, *arguments: str, cluster: str = "virtual", text: str = "") -> str:
@@ -79,8 +118,42 @@ def test_leased_pods_run_as_processes(kube_assets: Path, tmp_path: Path) -> None
         (twin,) = [each for each in get(world, "pods", "-A", cluster="cluster-1")["items"] if "real" in str(each)]
         assert twin["spec"]["nodeName"] == "this-machine"
         assert "sleep 1000" in world.processes().values()
+        check_streams(world, kube_assets, tmp_path)
         kubectl(world, kube_assets, "delete", "pod", "real")
         assert "sleep 1000" not in world.processes().values()
     with running_world(tmp_path / "world") as world:
         names = [each["metadata"]["name"] for each in get(world, "nodes", cluster="cluster-1")["items"]]
         assert names == ["cluster-1-1"]
+
+
+def check_streams(world: WorldProcess, assets: Path, folder: Path) -> None:
+    """Check every verb over every protocol, and that nothing between kubectl and the kubelet translates."""
+    streams = streams_of_web(world, assets)
+    for each in (streams, streams.with_spdy()):
+        each.check_exec("web")
+        each.check_terminal("web")
+        each.check_copy("web", folder)
+        each.check_port_forward("web", 8080)
+        each.check_attach("parrot")
+        each.check_debug("web")
+    streams.check_logs("talk")
+    streams.check_top("web", "vnode-cluster-1-this-machine")
+    log = kubectl(world, assets, "logs", "-n", "tapestry-system", "deployment/tapestry-syncer-cluster-1", "--all-pods")
+    lines = [line for line in log.splitlines() if '"stream session finished"' in line]
+    finished = [json.loads(line.partition(" ")[2]) for line in lines]  # each line begins with the name of its pod
+    assert {(each["subresource"], each["protocol"]) for each in finished} == SESSIONS
+
+
+def streams_of_web(world: WorldProcess, assets: Path) -> Streams:
+    """Start the pod `web`."""
+    kubectl(world, assets, "apply", "-f", "-", text=json.dumps(WEB))
+    kubectl(world, assets, "wait", "--for=condition=Ready", "pod/web", "--timeout=60s")
+    return Streams(world.kubeconfig, assets, "default", image="none", spec=PROCESS)
+
+
+@pytest.mark.long
+def test_100_mebibytes_pass_both_our_servers_unchanged(kube_assets: Path, tmp_path: Path) -> None:
+    with running_world(tmp_path / "world", "--clusters", "1", "--nodes", "1", "--run-pods") as world:
+        streams = streams_of_web(world, kube_assets)
+        for each in (streams, streams.with_spdy()):
+            assert each.echoes("web", 100 << 20)

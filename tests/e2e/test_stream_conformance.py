@@ -1,8 +1,8 @@
-"""Kubernetes' conformance tests that need exec, on virtual nodes over real kubelets."""
+"""Kubernetes' conformance tests that need streams, on virtual nodes over real kubelets."""
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from conformance import LISTS, PASSED, names_in, run
-from tapestry.local.control_planes import kubelet_flags
-from tapestry.local.kubernetes import ControlPlane
 
 from .clusters import Cluster, PhysicalCluster
 from .images import IDLE, Contents, write_images
 from .installation import running_installation, tapestry
-from .nodes import MACHINE, Kit
+from .nodes import Kit
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 
@@ -49,31 +47,14 @@ def node_kit(node_kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Kit:
     return replace(node_kit, image=image)
 
 
-@pytest.fixture(scope="module")
-def virtual(
-    physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("virtual")
-    with ControlPlane(
-        folder,
-        node_kit.assets,
-        flags=kubelet_flags(folder),
-        controller_manager=True,
-        scheduler=True,
-        fsync=False,
-        address=MACHINE,
-    ) as plane:
-        yield Cluster(plane, node_kit.assets)
-
-
-async def test_conformance_tests_that_need_exec_pass(
-    virtual: Cluster,
+async def test_conformance_tests_that_need_streams_pass(
+    virtual_cluster: Cluster,
     physical_clusters: dict[str, PhysicalCluster],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
-    registries = tmp_path / "registries.yaml"
+    virtual, registries = virtual_cluster, tmp_path / "registries.yaml"
     registries.write_text(f"promoterE2eRegistry: {REGISTRY}\n")
     monkeypatch.setenv("KUBE_TEST_REPO_LIST", str(registries))
     names = names_in(LISTS / "needs-streams.txt")
@@ -88,5 +69,5 @@ async def test_conformance_tests_that_need_exec_pass(
         report = tmp_path / "report"
         found = await asyncio.to_thread(run, names, lambda *_: nullcontext(config), virtual.assets, report)
     passed = sum(status == PASSED for status in found.values())
-    record_property("figure", f"conformance tests that need exec, on virtual nodes: {passed} of {len(names)} pass")
+    record_property("figure", f"conformance tests that need streams, on virtual nodes: {passed} of {len(names)} pass")
     assert {name: status for name, status in found.items() if status != PASSED} == {}

@@ -17,11 +17,9 @@ from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.apiserver.serving.http_handler import IDLE_SECONDS, credentials_of
 from tapestry.apiserver.serving.http_server import HttpServer
-from tapestry.client.client import Client
 from tapestry.client.delegated_auth import Caller, DelegatedAuth
-from tapestry.kube.errors import ApiError, BadRequest, Forbidden, MethodNotAllowed, NotFound, Unavailable
+from tapestry.kube.errors import ApiError, BadRequest, MethodNotAllowed, NotFound, Unavailable
 from tapestry.kube.objects import Object, uid_of
-from tapestry.kube.resources import CONFIGMAPS
 from tapestry.nodeproxy.logs import LogRelay
 from tapestry.nodeproxy.physical_errors import internal_error
 from tapestry.nodeproxy.stream_relay import StreamRelay
@@ -33,8 +31,6 @@ from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-AUTHENTICATION_CONFIGMAP = "extension-apiserver-authentication"
-"""ConfigMap in which API servers publish the CAs of their clients."""
 FORWARDED_URI = "x-forwarded-uri"
 PROMETHEUS = "text/plain; version=0.0.4"
 MAX_PARAMETERS = 100
@@ -165,31 +161,3 @@ async def serve_kubelet(kubelet: KubeletServer, address: Address, tls: ssl.SSLCo
             yield Address(address.host, port)
         finally:
             await server.stop()
-
-
-def kubelet_tls(client_ca: str, published_cas: str) -> ssl.SSLContext:
-    """Return a TLS context without a certificate.
-
-    Client certificates are verified by the CAs in the file `client_ca`, or else by `published_cas`.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if client_ca or published_cas:
-        context.load_verify_locations(client_ca or None, cadata=None if client_ca else published_cas)
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context
-
-
-async def published_client_cas(client: Client) -> str:
-    """Return the client CAs that the API server publishes, or "" if it publishes none."""
-    try:
-        configmap = await client.get(CONFIGMAPS, AUTHENTICATION_CONFIGMAP, "kube-system")
-    except (NotFound, Forbidden):
-        configmap = {}
-    authorities: str = (configmap.get("data") or {}).get("client-ca-file", "")
-    if not authorities:
-        log.warning(
-            "client certificates disabled: no client CA published; set kubelet.clientCa",
-            missing=AUTHENTICATION_CONFIGMAP,
-        )
-    return authorities

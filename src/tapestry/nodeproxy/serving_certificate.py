@@ -87,7 +87,14 @@ class ServingCertificate:
         """Present another certificate in new handshakes.  Raise ValueError if it is not valid for its key."""
         end = lifetime_of(pair).end
         self._current, self.pair = self._loaded(pair), pair
+        self.context.verify_mode = self._current.verify_mode  # of new connections, before their handshake selects
         EXPIRATION.set(end.timestamp())
+
+    def verify_clients(self, new_context: Callable[[], ssl.SSLContext]) -> None:
+        """Verify clients with other contexts in new handshakes.  Raise the error of `new_context`."""
+        new_context()
+        self.new_context = new_context
+        self.use(self.pair)
 
     def _loaded(self, pair: KeyPair) -> ssl.SSLContext:
         context = self.new_context()

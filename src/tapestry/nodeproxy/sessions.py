@@ -137,13 +137,24 @@ class Sessions:
         SESSIONS_IN_PROGRESS.labels(target.subresource).dec()
         if not session.protocol:
             return
-        seconds = round(self.monotonic() - session.started, 3)
-        fields = {"pod": key_of(session.pod), "container": target.container, "subresource": target.subresource}
-        log.info("stream session finished", **fields, user=session.user, seconds=seconds, error=session.error)
+        record = self._record(session)
+        log.info(
+            "stream session finished",
+            user=record.user,
+            pod=key_of(session.pod),
+            container=record.container,
+            subresource=record.subresource,
+            command=record.command,
+            protocol=record.protocol,
+            seconds=record.seconds,
+            received=record.received,
+            sent=record.sent,
+            error=record.error,
+        )
         if self.audit is not None:
-            self.audit.record(self._record(session, seconds))
+            self.audit.record(record)
 
-    def _record(self, session: Session, seconds: float) -> SessionRecord:
+    def _record(self, session: Session) -> SessionRecord:
         return SessionRecord(
             who=self.identity,
             user=session.user,
@@ -153,7 +164,7 @@ class Sessions:
             container=session.target.container,
             command=recorded_command(session.command),
             protocol=session.protocol,
-            seconds=seconds,
+            seconds=round(self.monotonic() - session.started, 3),
             received=session.transferred.received,
             sent=session.transferred.sent,
             error=session.error,

@@ -25,7 +25,7 @@ from tapestry.nodeproxy.certificate_rotation import (
     key_pair_in_files,
     key_pair_in_secret,
 )
-from tapestry.nodeproxy.kubelet import kubelet_tls
+from tapestry.nodeproxy.client_cas import kubelet_tls
 from tapestry.nodeproxy.serving_certificate import KeyPair, ServingCertificate, lifetime_of, self_signed_pair
 
 NAMES = frozenset({"10.96.0.7", "s.ns.svc"})

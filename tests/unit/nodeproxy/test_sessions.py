@@ -10,6 +10,7 @@ from tapestry.nodeproxy.sessions import MAX_COMMAND_CHARACTERS, Session, Session
 from tapestry.nodeproxy.stream_requests import StreamTarget
 from tapestry.nodeproxy.twins import TwinLookup
 from tapestry.streams.connection import SocketConnection
+from tapestry.streams.tunnel import Transferred
 
 from .world import SECONDS, World, new_pod, new_twin
 
@@ -101,6 +102,38 @@ async def test_limit_is_reported_with_a_delay(world: World) -> None:
     response = await world.upgrade()
     assert (response.status, response.headers["retry-after"]) == (429, "5")
     connection.abort()
+
+
+def test_every_session_is_logged_without_an_audit_log(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session(
+        "ann",
+        TARGET,
+        new_pod(),
+        new_twin(),
+        command=("sh", "-c", "a\udcff"),
+        protocol="websocket v5.channel.k8s.io",
+        started=7.0,
+        transferred=Transferred(received=3, sent=5),
+    )
+    sessions = Sessions(TwinLookup(lambda _: new_pod(), lambda _: new_twin()), monotonic=lambda: 9.5)
+    with caplog.at_level("INFO"), sessions.track(session):
+        pass
+    (entry,) = caplog.records
+    assert (entry.message, vars(entry)["values"]) == (
+        "stream session finished",
+        {
+            "user": "ann",
+            "pod": "default/web",
+            "container": "c",
+            "subresource": "exec",
+            "command": ("sh", "-c", "a\\udcff"),
+            "protocol": "websocket v5.channel.k8s.io",
+            "seconds": 2.5,
+            "received": 3,
+            "sent": 5,
+            "error": "",
+        },
+    )
 
 
 def test_recorded_command_is_bounded_text() -> None:

@@ -26,7 +26,8 @@ from tapestry.controller.testing import InProcessApi
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import TOKEN_REVIEWS
-from tapestry.nodeproxy.kubelet import KubeletServer, kubelet_tls, serve_kubelet
+from tapestry.nodeproxy.client_cas import kubelet_tls
+from tapestry.nodeproxy.kubelet import KubeletServer, serve_kubelet
 from tapestry.nodeproxy.logs import LogRelay
 from tapestry.nodeproxy.serving_certificate import ServingCertificate, self_signed_pair
 from tapestry.nodeproxy.sessions import Sessions
