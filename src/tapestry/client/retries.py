@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from tapestry.client.metrics import REQUESTS
+from tapestry.client.metrics import REQUESTS, RESOURCE_LABEL
 from tapestry.client.transport import Request, Response, Transport
 from tapestry.kube.errors import ResponseTooLarge, TransportError, error_from_body
 
@@ -33,7 +33,7 @@ async def send_with_retries(
     Each attempt is counted under `verb` and `resource`.  Before each attempt `fence` is called, which raises if nothing
     may be sent any more.
     """
-    attempt = 0
+    attempt, label = 0, RESOURCE_LABEL.get()(resource)
     while True:
         attempt += 1
         if fence is not None:
@@ -41,14 +41,14 @@ async def send_with_retries(
         try:
             response = await transport.send(request)
         except TransportError as error:
-            REQUESTS.inc(verb, resource, "TransportError")
+            REQUESTS.inc(verb, label, "TransportError")
             if attempt == max_attempts or isinstance(error, ResponseTooLarge):
                 raise
             if error.maybe_sent and request.method != "GET":
                 raise
             wait = backoff_seconds(attempt)
         else:
-            REQUESTS.inc(verb, resource, str(response.status))
+            REQUESTS.inc(verb, label, str(response.status))
             if response.status < 300:
                 return response
             wait = retry_delay(response, request, attempt)

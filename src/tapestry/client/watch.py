@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, cast
 import msgspec
 
 from tapestry.client.client import PAGE_SIZE, Client
-from tapestry.client.metrics import WATCH_RESTARTS
+from tapestry.client.metrics import RESOURCE_LABEL, WATCH_RESTARTS
 from tapestry.client.options import selector_query
 from tapestry.client.responses import Fields, PartialObject, check_identity, decode_object, gc_paused
 from tapestry.client.streams import IDLE_TIMEOUT, BrokenStream, read_lines, require_success
@@ -170,7 +170,7 @@ class Watch:
     async def _back_off(self, error: KubeError) -> None:
         seconds = min(MAX_BACKOFF, 0.2 * 2**self._failures) * random.uniform(0.75, 1.25)
         self._failures = min(self._failures + 1, 10)
-        WATCH_RESTARTS.inc(self.resource.name, type(error).__name__)
+        WATCH_RESTARTS.inc(RESOURCE_LABEL.get()(self.resource.name), type(error).__name__)
         self.on_restart(error, seconds)
         await asyncio.sleep(seconds)
 

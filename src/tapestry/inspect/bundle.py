@@ -26,11 +26,11 @@ from tapestry.inspect.redaction import Redaction, credentials_in, secrets_in
 from tapestry.inspect.snapshots import ClusterUnreadable, owner_policies, physical_client
 from tapestry.inspect.status import Printable
 from tapestry.kube.errors import BadRequest, KubeError, NotFound
-from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.objects import Object, name_of, namespace_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.times import timestamp
+from tapestry.manager.location import manager_namespace
 
-SYSTEM_NAMESPACE = keys.SYSTEM_NAMESPACE
 MAX_OBJECTS = 2000
 """Objects per file."""
 MAX_LOG_BYTES = 1 << 20
@@ -78,20 +78,27 @@ class Collector:
     async def collect_clusters(self, queries: Queries) -> None:
         """Collect the virtual cluster, the logs of Tapestry's pods there, and the joined physical clusters."""
         client, objects = queries.client, self.collected.objects
+        namespace = await self.find_manager_namespace(client)
         await self.run_step("version of the API server", self.collect_version(client))
-        for resource, namespace in (
+        for resource, place in (
             *((each, None) for each in (CLUSTER_BINDINGS, POLICIES, NODES, PODS, EVENTS)),
-            *((each, SYSTEM_NAMESPACE) for each in (DEPLOYMENTS, LEASES, CONFIGMAPS, SECRETS)),
+            *((each, namespace) for each in (DEPLOYMENTS, LEASES, CONFIGMAPS, SECRETS)),
         ):
             file = f"virtual/{resource.plural}.yaml"
-            await self.run_step(f"virtual {resource.plural}", self.collect_objects(client, resource, namespace, file))
+            await self.run_step(f"virtual {resource.plural}", self.collect_objects(client, resource, place, file))
         for pod in objects.get("virtual/pods.yaml", ()):
-            if pod["metadata"].get("namespace") == SYSTEM_NAMESPACE:
-                await self.run_step(f"logs of pod {name_of(pod)}", self.collect_logs(client, pod))
+            if namespace_of(pod) == namespace:
+                await self.run_step(f"logs of pod {name_of(pod)}", self.collect_logs(client, pod, namespace))
         for binding in objects.get("virtual/clusterbindings.yaml", ()):
             await self.run_step(
                 f"physical cluster of {name_of(binding)}", self.collect_physical_cluster(queries, binding)
             )
+
+    async def find_manager_namespace(self, client: Client) -> str:
+        try:
+            return await manager_namespace(client)
+        except KubeError:  # the next steps record why
+            return keys.SYSTEM_NAMESPACE
 
     async def collect_version(self, client: Client) -> None:
         self.collected.texts["virtual/version.json"] = pretty_json(await client.server_version())
@@ -111,8 +118,8 @@ class Collector:
             for resource in (PODS, EVENTS):
                 await self.collect_objects(client, resource, mount, f"{folder}/{resource.plural}.yaml")
 
-    async def collect_logs(self, client: Client, pod: Object) -> None:
-        kubectl = KubectlLite(client, SYSTEM_NAMESPACE)
+    async def collect_logs(self, client: Client, pod: Object, namespace: str) -> None:
+        kubectl = KubectlLite(client, namespace)
         for container in value_at(pod, "status", "containerStatuses", default=[]):
             name = container["name"]
             file = f"logs/{name_of(pod)}/{name}"

@@ -5,7 +5,7 @@ becomes a finding, and the others continue.
 """
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -28,9 +28,7 @@ from tapestry.inspect.snapshots import ClusterUnreadable, gather_all, physical_c
 from tapestry.kube.errors import Forbidden, KubeError
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import DEPLOYMENTS, LEASES, NAMESPACES, SECRETS, Resource
-from tapestry.manager.installation import INSTALL_NAME
-
-SYSTEM_NAMESPACE = keys.SYSTEM_NAMESPACE
+from tapestry.manager.location import MANAGER_NAME, manager_namespace
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,8 @@ class Doctor:
 
     queries: Queries
     now: Callable[[], datetime]
+    namespace: str = keys.SYSTEM_NAMESPACE
+    """Namespace of the manager and the syncers."""
 
     @property
     def client(self) -> Client:
@@ -61,11 +61,11 @@ class Doctor:
             yield Finding("kinds", "wrong", f"the server does not serve {' and '.join(missing)}", advice)
             return
         yield Finding("kinds", "ok", "ClusterBinding and ResourceLeasingPolicy are served")
-        checks = (self.manager, self.bindings, self.nodes, self.policies, self.safeguards, self.marks)
-        for found in await gather_all(
-            *map(run_check, checks)
-        ):  # concurrent, so an unreachable cluster delays only once
-            for each in found:
+        found = replace(self, namespace=await manager_namespace(self.client))
+        checks = (found.manager, found.bindings, found.nodes, found.policies, found.safeguards, found.marks)
+        # concurrent, so an unreachable cluster delays only once
+        for results in await gather_all(*map(run_check, checks)):
+            for each in results:
                 yield each
 
     async def check_server(self) -> list[Finding]:
@@ -77,9 +77,9 @@ class Doctor:
         return [Finding("API server", "ok", f"version {version}"), *findings.clock_findings(time, self.now())]
 
     async def manager(self) -> Iterable[Finding]:
-        found = findings.manager_finding(await self.find_object(DEPLOYMENTS, INSTALL_NAME))
-        advice = f"`tapestry k get pods -n {SYSTEM_NAMESPACE}` shows whether it runs"
-        lease = await self.find_object(LEASES, INSTALL_NAME)
+        found = findings.manager_finding(await self.find_object(DEPLOYMENTS, MANAGER_NAME))
+        advice = f"`tapestry k get pods -n {self.namespace}` shows whether it runs"
+        lease = await self.find_object(LEASES, MANAGER_NAME)
         return [found, findings.leader_finding("manager", lease, self.now(), advice)]
 
     async def bindings(self) -> Iterable[Finding]:
@@ -87,7 +87,7 @@ class Doctor:
         results = list(findings.binding_findings(bound, {each.name for each in unreachable}, self.now()))
         for each in bound:
             lease = await self.find_object(LEASES, syncer_lease_name(each.name))
-            advice = f"`tapestry k logs -n {SYSTEM_NAMESPACE} deployment/{syncer_name(each.cluster_id)}` says why"
+            advice = f"`tapestry k logs -n {self.namespace} deployment/{syncer_name(each.cluster_id)}` says why"
             results.append(findings.leader_finding(f"syncer of {each.name}", lease, self.now(), advice))
         return results
 
@@ -115,10 +115,10 @@ class Doctor:
         return found[0] if found else None
 
     async def marks(self) -> Iterable[Finding]:
-        return findings.leftover_findings(await self.client.list(SECRETS, SYSTEM_NAMESPACE))
+        return findings.leftover_findings(await self.client.list(SECRETS, self.namespace))
 
     async def find_object(self, resource: Resource, name: str) -> Object | None:
-        return await self.client.find(resource, name, SYSTEM_NAMESPACE)
+        return await self.client.find(resource, name, self.namespace)
 
 
 async def run_check(check: Callable[[], Coroutine[Any, Any, Iterable[Finding]]]) -> list[Finding]:

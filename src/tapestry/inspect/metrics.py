@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apis.clusterbindings import Binding, binding_of
+from tapestry.apis.clusterbindings import Binding
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.transport import Request
@@ -59,7 +59,7 @@ class UsageReader:
     kubelets: Mapping[str, KubeletAccess]
 
     async def usage_by_binding(self, snapshot: VirtualSnapshot, bindings: Iterable[Object]) -> dict[str, BindingUsage]:
-        known, found = await self.virtual_usage(), [(obj, binding_of(obj, snapshot.identity)) for obj in bindings]
+        known, found = await self.virtual_usage(), [(obj, snapshot.binding(obj)) for obj in bindings]
         async with asyncio.TaskGroup() as group:
             tasks = {each.uid: group.create_task(self.binding_usage(snapshot, obj, each, known)) for obj, each in found}
         return {uid: task.result() for uid, task in tasks.items()}

@@ -189,7 +189,7 @@ def bound_pod_diagnosis(pod: Object, binding: Binding) -> PodDiagnosis:
     if mapped.get("status") == "True":
         return mapped_pod_diagnosis(pod)
     if is_excluded(pod, binding):
-        if is_system_namespace(namespace_of(pod) or ""):
+        if is_system_namespace(namespace_of(pod) or "", binding.manager_namespace):
             return PodDiagnosis("Waiting", "SystemNamespace", "pods of system namespaces do not get twins")
         return PodDiagnosis("Waiting", "DaemonSet", "pods of DaemonSets do not get twins by default")
     for condition in (accepted, mapped):

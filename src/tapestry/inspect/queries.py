@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import Binding, binding_of
+from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import virtual_node_name
 from tapestry.client.client import Client
 from tapestry.inspect.explain import (
@@ -120,7 +120,7 @@ class Queries:
             elif isinstance(result, ClusterUnreadable):
                 unread.append(f"the owner's policies of {name_of(obj)} are not shown: {result}")
             else:
-                binding = binding_of(obj, snapshot.identity)
+                binding = snapshot.binding(obj)
                 found += [(binding, policy) for policy in result if applies_to_binding(policy, binding)]
         return found, unread
 
@@ -165,7 +165,7 @@ class Queries:
     async def node_explanation_of(
         self, snapshot: VirtualSnapshot, obj: Object, node: str, virtual: Object | None
     ) -> NodeExplanation:
-        binding = binding_of(obj, snapshot.identity)
+        binding = snapshot.binding(obj)
         query = NodeQuery(
             binding,
             is_deleting(obj),
@@ -220,7 +220,7 @@ class Queries:
         if side is None:
             side = PolicySide.OWNER if name in owned and name not in operated else PolicySide.OPERATOR
         proposal = Proposal(policy, (operated if side is PolicySide.OPERATOR else owned).get(name), side)
-        bindings = [(obj, binding_of(obj, facts.identity)) for obj in facts.bindings]
+        bindings = [(obj, facts.binding(obj)) for obj in facts.bindings]
         affected = [(obj, each) for obj, each in bindings if proposal.affects(each)]
         if not affected:
             known = ", ".join(sorted(map(name_of, facts.bindings))) or "none"
@@ -243,7 +243,7 @@ class Queries:
     async def pods(self, namespace: str | None, binding: str | None = None) -> list[PodStatus]:
         """Return the pods on virtual nodes and, without `binding`, those without a node."""
         facts = await read_virtual_cluster(self.client)
-        selected = {uid_of(obj): binding_of(obj, facts.identity) for obj in self.selected_bindings(facts, binding)}
+        selected = {uid_of(obj): facts.binding(obj) for obj in self.selected_bindings(facts, binding)}
         found = [
             PlacedPod(pod, node, selected[uid])
             for node in facts.nodes
@@ -277,7 +277,7 @@ class Queries:
             ), None
         uid = labels_of(node).get(keys.CLUSTER_BINDING_UID)
         obj = next((each for each in snapshot.bindings if uid_of(each) == uid), None)
-        return PlacedPod(pod, node, binding_of(obj, snapshot.identity) if obj else None), obj
+        return PlacedPod(pod, node, snapshot.binding(obj) if obj else None), obj
 
     async def lookup_twin(self, placed_pod: PlacedPod, binding: Object) -> TwinLookup:
         if not placed_pod.twin:
@@ -300,7 +300,7 @@ class Queries:
 
     async def tree(self, binding: str | None) -> Tree:
         facts = await read_virtual_cluster(self.client)
-        selected = [(obj, binding_of(obj, facts.identity)) for obj in self.selected_bindings(facts, binding)]
+        selected = [(obj, facts.binding(obj)) for obj in self.selected_bindings(facts, binding)]
         found = [binding_branch(facts, obj, each, facts.nodes_of(each.uid)) for obj, each in selected]
         return Tree(virtual_cluster=facts.identity, bindings=found)
 
@@ -320,7 +320,7 @@ def last_contact(snapshot: VirtualSnapshot, binding: Object, contact_times: Mapp
 
 
 def binding_for_policy(snapshot: VirtualSnapshot, policy: Object) -> Binding | None:
-    bindings = (binding_of(each, snapshot.identity) for each in snapshot.bindings)
+    bindings = (snapshot.binding(each) for each in snapshot.bindings)
     return next((binding for binding in bindings if applies_to_binding(policy, binding)), None)
 
 

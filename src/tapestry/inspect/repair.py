@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tapestry.apis import keys
-from tapestry.apis.clusterbindings import Binding, binding_of
+from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import syncer_lease_name
 from tapestry.client.client import Client
 from tapestry.inspect.queries import Queries
-from tapestry.inspect.snapshots import ClusterUnreadable, physical_client, read_virtual_cluster
+from tapestry.inspect.snapshots import ClusterUnreadable, VirtualSnapshot, physical_client, read_virtual_cluster
 from tapestry.inspect.status import Printable
 from tapestry.kube.errors import Forbidden, KubeError, NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
@@ -56,7 +55,7 @@ async def repair(queries: Queries, binding: str | None, *, dry_run: bool) -> tup
     for obj in queries.selected_bindings(facts, binding):
         try:
             found += await BindingRepairer(queries.client, queries.connect, queries.now, dry_run).repair_binding(
-                obj, facts.identity
+                obj, facts
             )
         except ClusterUnreadable as error:
             unread.append(f"{name_of(obj)} was not checked: {error}")
@@ -72,15 +71,15 @@ class BindingRepairer:
     now: datetime
     dry_run: bool = False
 
-    async def repair_binding(self, obj: Object, identity: str) -> list[RepairResult]:
-        """Check and repair one binding; `identity` is the kube-system UID of the virtual cluster."""
+    async def repair_binding(self, obj: Object, facts: VirtualSnapshot) -> list[RepairResult]:
+        """Check and repair one binding of the virtual cluster."""
         if is_deleting(obj):
             raise ClusterUnreadable("it is being deleted, and its syncer cleans up")
-        binding = binding_of(obj, identity)
+        binding = facts.binding(obj)
         async with physical_client(self.client, obj, self.connect, REPAIR_TIMEOUT) as physical:
             found = await self.confirmed_findings(binding, physical)
             fixed = await self.apply_fixes(found, binding, physical)
-        syncer_state = await self.syncer_state_text(obj) if len(fixed) < len(found) else ""
+        syncer_state = await self.syncer_state_text(obj, binding.manager_namespace) if len(fixed) < len(found) else ""
         return [repair_result(binding, each, fixed=each in fixed, syncer_state=syncer_state) for each in found]
 
     async def confirmed_findings(self, binding: Binding, physical: Client) -> list[Finding]:
@@ -98,12 +97,12 @@ class BindingRepairer:
             each for each in possible if not self.dry_run and await repair_finding(each, binding, self.client, physical)
         }
 
-    async def syncer_state_text(self, obj: Object) -> str:
+    async def syncer_state_text(self, obj: Object, namespace: str) -> str:
         """Describe whether the binding's syncer is running."""
         name = syncer_lease_name(name_of(obj))
-        where = f"Lease {keys.SYSTEM_NAMESPACE}/{name}"
+        where = f"Lease {namespace}/{name}"
         try:
-            lease = await self.client.get(LEASES, name, keys.SYSTEM_NAMESPACE)
+            lease = await self.client.get(LEASES, name, namespace)
         except (NotFound, Forbidden):
             last_seen = value_at(obj, "status", "lastSeen")
             recent = last_seen is not None and self.now - parse_time(last_seen) < RECENT_CONTACT

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, SecretReference
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, SecretReference, binding_of
 from tapestry.apis.permissions import IDENTITY_NAMESPACE
 from tapestry.apis.policies import POLICIES
 from tapestry.apis.release import install_command
@@ -22,6 +22,7 @@ from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, ui
 from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE, NODES, PODS, SECRETS
 from tapestry.kube.times import parse_time
 from tapestry.manager.connectivity import Connect, access_from_secret
+from tapestry.manager.location import manager_namespace
 from tapestry.manager.validation import BindingError
 from tapestry.syncer.cache_transforms import is_placeholder
 
@@ -52,6 +53,11 @@ class VirtualSnapshot:
     nodes: list[Object]
     pods: dict[str, list[Object]]
     policies: list[Object]
+    manager_namespace: str = keys.SYSTEM_NAMESPACE
+
+    def binding(self, obj: Object) -> Binding:
+        """Return the binding in a ClusterBinding of this cluster.  Raise InvalidSpec."""
+        return binding_of(obj, self.identity, self.manager_namespace)
 
     def nodes_of(self, binding: str) -> list[Object]:
         return [node for node in self.nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == binding]
@@ -90,7 +96,7 @@ async def read_virtual_cluster(client: Client) -> VirtualSnapshot:
         if pod["spec"]["nodeName"] in pods and not is_placeholder(pod):
             pods[pod["spec"]["nodeName"]].append(pod)
     identity = uid_of(await client.get(NAMESPACES, IDENTITY_NAMESPACE))
-    return VirtualSnapshot(identity, bindings, nodes, pods, policies)
+    return VirtualSnapshot(identity, bindings, nodes, pods, policies, await manager_namespace(client))
 
 
 @asynccontextmanager

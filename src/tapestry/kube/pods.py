@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from tapestry.kube.objects import Object, value_at
+from tapestry.kube.objects import Object, annotations_of, value_at
 from tapestry.kube.quantity import QuantityError, ResourceList, parse_quantity
 
 CONTAINER_FIELDS = ("initContainers", "containers", "ephemeralContainers")
@@ -11,6 +11,8 @@ CONTAINER_FIELDS = ("initContainers", "containers", "ephemeralContainers")
 CREATION_CONTAINER_FIELDS = CONTAINER_FIELDS[:2]
 """Container fields that are set on creation. Ephemeral containers are added later."""
 COMPUTE_RESOURCES = ("cpu", "memory")
+DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
+"""Annotation with the name of the container that kubectl uses if none is named."""
 MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
 """Annotation of a mirror pod, which a kubelet creates for a static pod."""
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
@@ -19,6 +21,15 @@ TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 def containers_of(pod: Object, fields: Sequence[str] = CREATION_CONTAINER_FIELDS) -> Iterator[Object]:
     for field in fields:
         yield from pod["spec"].get(field) or ()
+
+
+def default_container(pod: Object) -> str:
+    """Return the container that kubectl uses if none is named: that of the annotation, or else the first."""
+    annotated = annotations_of(pod).get(DEFAULT_CONTAINER_ANNOTATION, "")
+    if any(each["name"] == annotated for each in containers_of(pod, CONTAINER_FIELDS)):
+        return annotated
+    first: str = pod["spec"]["containers"][0]["name"]
+    return first
 
 
 def is_sidecar(container: Object) -> bool:

@@ -193,8 +193,9 @@ class AttachedClient:
             self.container.streams.resize(width, height)
 
     async def wait(self) -> int:
+        """Return 0 at the end: clients read the exit code of the container from the status of the pod."""
         await self.ended.wait()
-        return await self.container.process.wait() if self.container.process.ended.done() else 0
+        return 0
 
     async def close(self) -> None:
         self.close_stdin()

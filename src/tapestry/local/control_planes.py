@@ -70,9 +70,7 @@ async def tapestry_control_plane(
         authority = CertificateAuthority(folder / "pki")
         write_kubeconfig(folder, settings)
         client = Client(InProcessTransport(served.request_handler, APISERVER_USER))
-        manager = control_plane_manager(
-            served.request_handler, authority.certificate_pem(), settings.controllers, authority
-        )
+        manager = control_plane_manager(served.request_handler, served.ca_bundle, settings.controllers, authority)
         proxy_ca = front_proxy_ca(folder)
         proxy_ca.certificate_pem()
         server = f"https://{settings.secure_address}"

@@ -147,8 +147,7 @@ class StreamServer:
                 channels = SpdyChannels(connection, streams, is_server=True)
             else:
                 channels = WebSocketChannels(WebSocket(connection), upgrade.protocol, streams)
-            session = CommandSession(channels, process, has_stdin=streams.stdin, has_exit_code=verb == "exec")
-            await session.run()
+            await CommandSession(channels, process, has_stdin=streams.stdin).run()
 
         try:
             process = await start()
@@ -185,8 +184,6 @@ class CommandSession:
     channels: CommandChannels
     process: ContainerProcess
     has_stdin: bool
-    has_exit_code: bool
-    """False for attach, whose clients read the exit code from the status of the pod."""
 
     async def run(self) -> None:
         """Copy until the process ends, or until the client disconnects."""
@@ -199,7 +196,7 @@ class CommandSession:
                         group.create_task(self._copy_output(process.read_stdout, Channel.STDOUT))
                         group.create_task(self._copy_output(process.read_stderr, Channel.STDERR))
                     code = await process.wait()
-                await channels.write(Channel.ERROR, exit_status(code if self.has_exit_code else 0))
+                await channels.write(Channel.ERROR, exit_status(code))
                 await channels.close()
         except* ConnectionError as errors:
             log.debug("session ended by its client", errors=[str(each) for each in errors.exceptions])

@@ -51,7 +51,7 @@ class ContainerProcess(Protocol):
     def resize(self, width: int, height: int) -> None: ...
 
     async def wait(self) -> int:
-        """Return the exit code: 128 plus the signal number after a signal."""
+        """Return the exit code to report to the client: 128 plus the signal number after a signal."""
         ...
 
     async def close(self) -> None:

@@ -33,14 +33,17 @@ from tapestry.kube.resources import (
     CLUSTER_ROLES,
     CRDS,
     DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
     LEASES,
     NAMESPACES,
+    NETWORK_POLICIES,
     NODE_LEASE_NAMESPACE,
     NODES,
     ROLE_BINDINGS,
     ROLES,
     RUNTIME_CLASSES,
     SERVICE_ACCOUNTS,
+    SERVICES,
 )
 from tapestry.kube.times import parse_time
 from tapestry.local.cluster import PROCESS_NODE_NAME, ClusterPlan, ensure_nodes
@@ -77,7 +80,7 @@ START_TIMEOUT = 120.0
 MANIFEST_RESOURCES = {
     each.kind: each
     for each in (
-        *(NAMESPACES, CRDS, SERVICE_ACCOUNTS, DEPLOYMENTS),
+        *(NAMESPACES, CRDS, SERVICE_ACCOUNTS, DEPLOYMENTS, SERVICES, NETWORK_POLICIES, DISRUPTION_BUDGETS),
         *(ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
         *(ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS),
     )

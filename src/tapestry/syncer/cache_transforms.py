@@ -79,10 +79,10 @@ def reference_keys(pod: Object) -> list[str]:
     return [f"{each.kind}/{pod['metadata']['namespace']}/{each.name}" for each in references(pod["spec"])]
 
 
-def dependency_namespace(pod: Object) -> list[str]:
+def dependency_namespace(pod: Object, manager_namespace: str) -> list[str]:
     """Return the namespace of an active pod whose dependencies may have to be copied."""
     namespace = pod["metadata"]["namespace"]
-    return [] if is_pod_terminal(pod) or is_system_namespace(namespace) else [namespace]
+    return [] if is_pod_terminal(pod) or is_system_namespace(namespace, manager_namespace) else [namespace]
 
 
 def digest_only(obj: Object) -> Object:

@@ -118,7 +118,7 @@ def build_caches(manager: Manager, read_client: Client, identity: Identity, bind
             indexers={
                 "node": lambda pod: [pod.node],
                 "refers": lambda pod: reference_keys(pod.object),
-                "namespace": lambda pod: dependency_namespace(pod.object),
+                "namespace": lambda pod: dependency_namespace(pod.object, identity.manager_namespace),
             },
         ),
         virtual_csi_nodes=manager.informer(CSI_NODES, labels=own),

@@ -75,6 +75,7 @@ def build_components(
         binding_uid=binding["metadata"]["uid"],
         virtual_cluster_uid=virtual_cluster_uid,
         mount_namespace=value_at(binding, "spec", "mountNamespace", default=""),
+        manager_namespace=config.leader_election.namespace,
     )
     caches = build_caches(manager, read_client, identity, binding)
     current_binding = CurrentBinding(identity, caches.bindings, caches.mount_namespaces)

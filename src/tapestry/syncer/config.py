@@ -40,14 +40,19 @@ class Kubelet(Section, frozen=True):
                 raise ValueError(f"{option}: {text} is not of the form NAMESPACE/NAME")
 
 
+class SyncerLeaderElection(LeaderElection, frozen=True):
+    """Leader election of a syncer, in the namespace of the manager and the syncers."""
+
+    enabled: bool = True
+    namespace: str = keys.SYSTEM_NAMESPACE
+
+
 class SyncerConfig(ManagerConfig, frozen=True):
     """Options of `tapestry syncer`."""
 
     binding: str = ""
     """Name of the ClusterBinding that this process serves."""
-    leader_election: LeaderElection = field(
-        default_factory=lambda: LeaderElection(enabled=True, namespace=keys.SYSTEM_NAMESPACE)
-    )
+    leader_election: SyncerLeaderElection = field(default_factory=SyncerLeaderElection)
     time_zone: str = "UTC"
     """Default time zone of windows that name none."""
     warning_seconds: Annotated[float, Meta(ge=0)] = 600.0

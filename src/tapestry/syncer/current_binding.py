@@ -54,7 +54,7 @@ class CurrentBinding:
 
     def effective_binding(self, obj: Object, mount: Object | None) -> Binding:
         """Return the binding with the stricter Pod Security level of its own and the owner's."""
-        binding = binding_of(obj, self.identity.virtual_cluster_uid)
+        binding = binding_of(obj, self.identity.virtual_cluster_uid, self.identity.manager_namespace)
         level = stricter_level(binding.spec.pod_security, enforced_level(mount))
         if level == binding.spec.pod_security:
             return binding

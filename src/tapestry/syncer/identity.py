@@ -14,6 +14,8 @@ class Identity:
     binding_uid: str
     virtual_cluster_uid: str
     mount_namespace: str
+    manager_namespace: str
+    """Namespace of the manager and the syncers in the virtual cluster."""
 
     @cached_property
     def virtual_cluster(self) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.inspect.anykind import manifests, views
-from tapestry.inspect.anykind.kubectl_lite import KubectlLite, kind_rows, split_annotation_arguments
+from tapestry.inspect.anykind import log_lines, manifests, views
+from tapestry.inspect.anykind.kubectl_lite import KubectlLite, defaulted_note, kind_rows, split_annotation_arguments
+from tapestry.inspect.anykind.log_lines import copy_lines
 from tapestry.inspect.anykind.resource_mapper import Target
 from tapestry.inspect.anykind.views import ListOptions
 from tapestry.inspect.anykind.wait_conditions import parse_wait_condition
@@ -216,6 +218,71 @@ async def test_logs_of_workload_come_from_its_pod(kubectl: KubectlLite) -> None:
     assert await kubectl.pod_name_for(["a"]) == "a"
     with pytest.raises(NotFound):
         [chunk async for chunk in kubectl.logs("nobody", {})]
+
+
+@pytest.mark.parametrize(
+    ("annotated", "spec", "note"),
+    [
+        ("", {}, 'Defaulted container "a" out of: a, b'),
+        ("gone", {}, 'Defaulted container "a" out of: a, b'),
+        ("b", {}, ""),
+        ("", {"containers": [{"name": "a"}]}, ""),
+        (
+            "",
+            {"containers": [{"name": "a"}], "initContainers": [{"name": "i"}], "ephemeralContainers": [{"name": "e"}]},
+            'Defaulted container "a" out of: a, e (ephem), i (init)',
+        ),
+    ],
+)
+def test_first_of_several_containers_is_noted(annotated: str, spec: Object, note: str) -> None:
+    metadata = {"annotations": {"kubectl.kubernetes.io/default-container": annotated}}
+    pod = {"metadata": metadata, "spec": {"containers": [{"name": "a"}, {"name": "b"}], **spec}}
+    assert defaulted_note(pod) == note
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def test_lines_of_several_logs_are_not_mixed() -> None:
+    first_ended = asyncio.Event()
+
+    async def first() -> AsyncIterator[bytes]:
+        yield b"one "
+        yield b"two\nthree "
+        await first_ended.wait()
+        yield b"four\n\n"
+
+    async def second() -> AsyncIterator[bytes]:
+        yield b"five\nsix"
+        first_ended.set()
+
+    written: list[bytes] = []
+    async with asyncio.timeout(10):
+        await copy_lines([first(), second()], written.append)
+    assert written == [b"one two\n", b"five\n", b"six", b"three four\n\n"]
+
+
+async def test_endless_line_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "MAX_LINE_BYTES", 4)
+    written: list[bytes] = []
+    await copy_lines([chunks(b"a\nb", b"cdef", b"gh\n")], written.append)
+    assert written == [b"a\n", b"bcdef", b"gh\n"]
+
+
+async def test_error_of_one_log_ends_all() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async def failing() -> AsyncIterator[bytes]:
+        yield b"a\n"
+        raise NotFound(404, "NotFound", "gone")
+
+    async with asyncio.timeout(10):
+        with pytest.raises(NotFound, match="gone"):
+            await copy_lines([endless(), failing()], bytes)
 
 
 # -- waiting

@@ -20,7 +20,18 @@ from tapestry.inspect import bundle
 from tapestry.inspect.bundle import CollectedData, Collector, MissingItem, bundle_files, tar_archive
 from tapestry.inspect.queries import Queries
 from tapestry.kube.objects import object_named, with_type_meta
-from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS
+from tapestry.kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SECRETS,
+)
+from tapestry.manager.installation import installation_objects
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 SECRET = "correct-horse-battery-staple"
@@ -30,7 +41,10 @@ KUBECONFIG = {
     "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
     "current-context": "c",
 }
-ABOVE = (CLUSTER_BINDINGS, POLICIES, NODES, PODS, EVENTS, DEPLOYMENTS, LEASES, CONFIGMAPS, SECRETS, NAMESPACES)
+ABOVE = (
+    *(CLUSTER_BINDINGS, POLICIES, NODES, PODS, EVENTS, DEPLOYMENTS, LEASES, CONFIGMAPS, SECRETS, NAMESPACES),
+    CLUSTER_ROLE_BINDINGS,
+)
 
 
 def manifest_of(files: dict[str, bytes]) -> dict[str, Any]:
@@ -42,8 +56,13 @@ def new_object(name: str, created: str = "2026-03-01T00:00:00Z", **fields: Any) 
     return {"kind": "Pod", "metadata": {"name": name, "creationTimestamp": created}, **fields}
 
 
-def collect_from_world(tmp_path: Path, *, with_physical: bool = True) -> CollectedData:
-    """Collect from a virtual cluster with one binding, with a secret planted wherever possible."""
+def collect_from_world(
+    tmp_path: Path, *, with_physical: bool = True, namespace: str = keys.SYSTEM_NAMESPACE
+) -> CollectedData:
+    """Collect from a virtual cluster with one binding, with a secret planted wherever possible.
+
+    The manager is in `namespace`.
+    """
     collected, steps = CollectedData(), []
 
     async def main() -> None:
@@ -55,19 +74,22 @@ def collect_from_world(tmp_path: Path, *, with_physical: bool = True) -> Collect
         await physical.create(NODES, object_named("n1"))
         if with_physical:
             data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
-            await virtual.create(SECRETS, {**object_named("east", keys.SYSTEM_NAMESPACE), "data": data})
-        reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
+            await virtual.create(SECRETS, {**object_named("east", namespace), "data": data})
+        reference = {"name": "east", "namespace": namespace}
         spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
         binding_object = await virtual.create(
             CLUSTER_BINDINGS, with_type_meta(CLUSTER_BINDINGS, {**object_named("east"), "spec": spec})
         )
         await virtual.patch(CLUSTER_BINDINGS, binding_object, {"status": {"identity": identity}}, subresource="status")
         container = {"name": "c", "image": "i", "env": [{"name": "A", "value": SECRET}], "args": [SECRET]}
-        for client, namespace in ((virtual, "default"), (physical, "leased")):
-            await client.create(PODS, {**object_named("web", namespace), "spec": {"containers": [container]}})
-            about = {"involvedObject": {"kind": "Pod", "name": "web", "namespace": namespace}, "reason": "R"}
-            await client.create(EVENTS, {**object_named("e", namespace), **about, "message": f"it said {SECRET}"})
-        await virtual.create(CONFIGMAPS, {**object_named("c", keys.SYSTEM_NAMESPACE), "data": {"k": SECRET}})
+        for client, place in ((virtual, "default"), (physical, "leased")):
+            await client.create(PODS, {**object_named("web", place), "spec": {"containers": [container]}})
+            about = {"involvedObject": {"kind": "Pod", "name": "web", "namespace": place}, "reason": "R"}
+            await client.create(EVENTS, {**object_named("e", place), **about, "message": f"it said {SECRET}"})
+        await virtual.create(CONFIGMAPS, {**object_named("c", namespace), "data": {"k": SECRET}})
+        for obj in installation_objects(namespace=namespace):
+            if obj["kind"] == CLUSTER_ROLE_BINDINGS.kind:
+                await virtual.create(CLUSTER_ROLE_BINDINGS, obj)
         collector = Collector(collected, steps.append)
         await collector.collect_clusters(Queries(virtual, lambda _: physical_api.connect(), clock.now()))
 
@@ -112,6 +134,12 @@ def test_bundle_contains_both_clusters(tmp_path: Path) -> None:
     assert pod["metadata"]["name"] == "web"
     assert manifest_of(files)["files"].keys() == files.keys() - {"manifest.json"}
     assert manifest_of(files)["versions"] == {"tapestry": "1"}
+
+
+def test_bundle_contains_namespace_of_the_manager(tmp_path: Path) -> None:
+    collected = collect_from_world(tmp_path, namespace="grid")
+    assert [each["metadata"]["name"] for each in collected.objects["virtual/configmaps.yaml"]] == ["c"]
+    assert [each["metadata"]["name"] for each in collected.objects["virtual/secrets.yaml"]] == ["east"]
 
 
 def test_unreadable_items_are_in_manifest(tmp_path: Path) -> None:

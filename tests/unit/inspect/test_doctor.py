@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response
 from tapestry.controller.testing import InProcessApi
@@ -185,6 +186,24 @@ async def test_missing_manager_is_reported_after_installation(kubectl: KubectlLi
     renewed = {"holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": micro_timestamp(datetime.now(UTC))}
     await kubectl.client.create(LEASES, {**object_named("tapestry-manager", keys.SYSTEM_NAMESPACE), "spec": renewed})
     assert Finding("manager", "ok", "leader is me") in await doctor(kubectl.client).findings()
+
+
+async def test_manager_is_found_in_its_namespace(kubectl: KubectlLite) -> None:
+    for obj in installation_objects(namespace="grid"):
+        await kubectl.apply(obj)
+    [leader] = [each for each in await doctor(kubectl.client).findings() if each.found == "has never had a leader"]
+    assert leader.advice == "`tapestry k get pods -n grid` shows whether it runs"
+    renewed = {"holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": micro_timestamp(datetime.now(UTC))}
+    await kubectl.client.create(LEASES, {**object_named("tapestry-manager", "grid"), "spec": renewed})
+    reference = {"name": "east", "namespace": "grid"}
+    spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
+    await kubectl.client.create(CLUSTER_BINDINGS, {**object_named("east"), "spec": spec})
+    found = await doctor(kubectl.client).findings()
+    assert Finding("manager", "ok", "leader is me") in found
+    [syncer] = [each for each in found if each.about == "syncer of east"]
+    assert syncer.advice == "`tapestry k logs -n grid deployment/tapestry-syncer-e1` says why"
+    await kubectl.client.create(LEASES, {**object_named("tapestry-syncer-east", "grid"), "spec": renewed})
+    assert Finding("syncer of east", "ok", "leader is me") in await doctor(kubectl.client).findings()
 
 
 class UnreachableTransport:

@@ -11,8 +11,9 @@ from tapestry.inspect.queries import Queries
 from tapestry.inspect.repair import RECHECK_DELAY, repair
 from tapestry.inspect.snapshots import QueryError
 from tapestry.kube.objects import Object, name_of, object_named, uid_of
-from tapestry.kube.resources import CONFIGMAPS, LEASES, NODES, PODS, SECRETS
+from tapestry.kube.resources import CLUSTER_ROLE_BINDINGS, CONFIGMAPS, LEASES, NODES, PODS, SECRETS
 from tapestry.kube.times import micro_timestamp
+from tapestry.manager.installation import installation_objects
 
 from ..syncer.world import MAPPED, MOUNT, NODE, World, new_world, phase
 
@@ -185,6 +186,13 @@ async def test_findings_for_syncer_name_its_state() -> None:
     await asyncio.sleep(60)
     (finding,), _ = await repair(queries_on(world), "east", dry_run=False)
     assert "has no holder: see its Deployment" in finding.remedy
+    for obj in installation_objects(namespace="grid"):
+        if obj["kind"] == CLUSTER_ROLE_BINDINGS.kind:
+            await world.virtual.create(CLUSTER_ROLE_BINDINGS, obj)
+    spec["renewTime"] = micro_timestamp(running_clock().now())
+    await world.virtual.create(LEASES, {**object_named("tapestry-syncer-east", "grid"), "spec": spec})
+    (finding,), _ = await repair(queries_on(world), "east", dry_run=False)
+    assert finding.remedy.endswith("which is running as me")
 
 
 @in_virtual_time

@@ -8,6 +8,7 @@ from tapestry.kube.objects import Object
 from tapestry.kube.pods import (
     CONTAINER_FIELDS,
     containers_of,
+    default_container,
     is_pod_terminal,
     is_sidecar,
     is_tolerated,
@@ -32,6 +33,14 @@ def test_containers_are_listed_in_start_order() -> None:
     assert names(POD) == ["first", "beside", "web", "log"]
     assert names(POD, *CONTAINER_FIELDS) == ["first", "beside", "web", "log", "debug"]
     assert names({"spec": {"containers": [{"name": "web"}], "initContainers": None}}, *CONTAINER_FIELDS) == ["web"]
+
+
+@pytest.mark.parametrize(
+    ("annotated", "expected"), [(None, "web"), ("log", "log"), ("debug", "debug"), ("first", "first"), ("gone", "web")]
+)
+def test_default_container_is_annotated_or_first(annotated: str | None, expected: str) -> None:
+    annotations = {"kubectl.kubernetes.io/default-container": annotated} if annotated else {}
+    assert default_container({**POD, "metadata": {"annotations": annotations}}) == expected
 
 
 def test_restarting_init_container_is_sidecar() -> None:

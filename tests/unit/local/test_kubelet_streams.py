@@ -242,11 +242,11 @@ async def test_sizes_of_the_terminal_reach_the_process(kubelet: Kubelet) -> None
     assert kubelet.runtime.started[0].sizes == [(80, 24), (100, 50)]
 
 
-async def test_attach_reports_success_whatever_the_exit_code_is(kubelet: Kubelet) -> None:
+async def test_attach_reports_the_exit_code_of_the_process(kubelet: Kubelet) -> None:
     client = await kubelet.websocket("/attach?input=1&output=1")
     await client.send(b"\x00hello")
     await client.send(b"\xff\x00")
-    assert await client.channels() == {1: b"hello", 3: exit_status(0)}
+    assert await client.channels() == {1: b"hello", 3: exit_status(3)}
 
 
 async def test_disconnected_client_ends_the_command(kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import Object, uid_of, value_at
-from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, NODES, PODS, SECRETS, TOKEN_REVIEWS
+from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, TOKEN_REVIEWS
 from tapestry.local.process_kubelet import TAINT
 
 from .worlds import World, new_cluster
@@ -175,8 +175,7 @@ async def test_unhealthy_container_is_restarted(open_world: World) -> None:
     await open_world.client.create(PODS, new_pod(script, volumes=[{"name": "e", "emptyDir": {}}], container=container))
     again = await open_world.wait_for_pod("p", lambda pod: container_of(pod).get("restartCount", 0) >= 1)
     assert container_of(again)["lastState"]["terminated"]["exitCode"] == 143
-    events = await open_world.client.list(EVENTS, "default")
-    assert {"Started", "Unhealthy", "Killing"} <= {each["reason"] for each in events}
+    events = await open_world.wait_for_events({"Started", "Unhealthy", "Killing"})
     assert {(each["involvedObject"].get("kind"), each["involvedObject"]["name"]) for each in events} == {("Pod", "p")}
 
 

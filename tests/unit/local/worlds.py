@@ -5,7 +5,7 @@ import os
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig, KubeletClientConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
-from tapestry.client.watch import wait_for
+from tapestry.client.watch import Watch, wait_for
 from tapestry.controlplane.app import control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object
-from tapestry.kube.resources import NODES, PODS
+from tapestry.kube.resources import EVENTS, NODES, PODS
 from tapestry.local import process_kubelet, simulated_kubelet
 from tapestry.local.container_commands import ProcessPolicy
 from tapestry.local.isolation import machine_isolation
@@ -51,6 +51,16 @@ class World:
         )
         assert found is not None
         return found
+
+    async def wait_for_events(self, reasons: set[str], namespace: str = "default") -> list[Object]:
+        """Wait until events with all these reasons exist, and return all events of the namespace."""
+        watch = Watch(self.client, EVENTS, namespace)
+        async with asyncio.timeout(20), aclosing(watch.events()) as changes:
+            async for _ in changes:
+                events = await self.client.list(EVENTS, namespace)
+                if reasons <= {each["reason"] for each in events}:
+                    return events
+        raise AssertionError("a watch does not end by itself")
 
     async def wait_until_gone(self, name: str, namespace: str = "default") -> None:
         await wait_for(self.client, PODS, name, namespace, until=lambda pod: pod is None, timeout=20)
@@ -113,7 +123,7 @@ async def new_cluster(
     )
     async with run_apiserver(config) as served:
         server = f"https://{served.addresses['secure']}"
-        manager = control_plane_manager(served.request_handler, authority.certificate_pem(), ["accounts", *controllers])
+        manager = control_plane_manager(served.request_handler, served.ca_bundle, ["accounts", *controllers])
         client, sock = Client(InProcessTransport(served.server, APISERVER_USER)), loopback_socket()
 
         def port() -> int:

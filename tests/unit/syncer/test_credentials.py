@@ -11,12 +11,12 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Manager
-from tapestry.controller.config import LeaderElection, Metrics, Probes
+from tapestry.controller.config import Metrics, Probes
 from tapestry.controller.testing import InProcessApi, run, running_clock
 from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import CSI_NODES, EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.syncer.app import build_syncer
-from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.config import SyncerConfig, SyncerLeaderElection
 from tapestry.syncer.credentials import parse_kubeconfig, parse_token, with_token
 
 SERVED = [
@@ -105,7 +105,9 @@ async def secret_after(minutes: float) -> Object:
     virtual = Client(virtual_api.connect())
     await populate(virtual, Client(physical_api.connect()))
     quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
-    config = SyncerConfig(binding="east", silence_seconds=86_400, leader_election=LeaderElection(), **quiet)
+    config = SyncerConfig(
+        binding="east", silence_seconds=86_400, leader_election=SyncerLeaderElection(enabled=False), **quiet
+    )
     manager = Manager(config, virtual_api.connect, identity="one", now=clock.now, monotonic=clock.monotonic)
     await build_syncer(config, manager, connect=lambda _: physical_api.connect(), monotonic=clock.monotonic)
     async with asyncio.TaskGroup() as group:

@@ -20,14 +20,13 @@ from tapestry.client.options import PatchType
 from tapestry.client.transport import Request, Transport
 from tapestry.client.watch import wait_for
 from tapestry.controller import Informer, Manager
-from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, running_clock
 from tapestry.controller.testing.clock import START
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, object_named, uid_of
 from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.app import build_syncer
-from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.config import SyncerConfig, SyncerLeaderElection
 from tapestry.syncer.lease_cache import SHORTAGE_TTL
 
 from .world import A_DAY, MAPPED, MOUNT, NODE, SERVED, Clusters, forbidden, has_condition, phase
@@ -39,7 +38,7 @@ CONFIG = SyncerConfig(
     silence_seconds=3600,
     unschedulable_seconds=60,
     refusal_seconds=20,
-    leader_election=LeaderElection(),
+    leader_election=SyncerLeaderElection(enabled=False),
 )
 LONG = A_DAY / 2
 

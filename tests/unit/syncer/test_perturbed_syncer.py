@@ -12,19 +12,20 @@ from tapestry.client.client import Client
 from tapestry.client.transport import Transport
 from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
-from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, running_clock
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object, is_deleting, object_named, value_at
 from tapestry.kube.pods import taint_named
 from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.app import build_syncer
-from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.config import SyncerConfig, SyncerLeaderElection
 
 from .world import A_DAY, SERVED, Clusters
 
 pytestmark = pytest.mark.timeout(600)  # hundreds of replays
-CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
+CONFIG = SyncerConfig(
+    binding="east", name="east", silence_seconds=3600, leader_election=SyncerLeaderElection(enabled=False)
+)
 
 
 async def setup(manager: Manager, physical: Transport) -> None:

@@ -30,7 +30,7 @@ from tapestry.client.responses import ENCODER
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
-from tapestry.controller.config import LeaderElection, Metrics, Probes
+from tapestry.controller.config import Metrics, Probes
 from tapestry.controller.testing import InProcessApi, running_clock
 from tapestry.kube import resources
 from tapestry.kube.conditions import find_condition
@@ -40,7 +40,7 @@ from tapestry.kube.resources import EVENTS, NAMESPACES, NODES, PODS, SECRETS, Re
 from tapestry.kube.times import timestamp as kube_timestamp
 from tapestry.syncer.app import build_syncer
 from tapestry.syncer.components import Syncer
-from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.config import SyncerConfig, SyncerLeaderElection
 
 SERVED = [each for each in vars(resources).values() if isinstance(each, Resource)] + [
     CLUSTER_BINDINGS,
@@ -120,8 +120,7 @@ class Clusters:
         await self.virtual.create(CLUSTER_BINDINGS, {**object_named(name), "spec": binding_spec})
 
     async def set_binding(self, name: str = "east", **spec: Any) -> None:
-        binding = await self.virtual.get(CLUSTER_BINDINGS, name)
-        await self.virtual.patch(CLUSTER_BINDINGS, binding, {"spec": spec})
+        await self.virtual.patch(CLUSTER_BINDINGS, object_named(name), {"spec": spec})
 
     async def add_node(self, name: str, **amounts: str) -> None:
         allocatable = {"cpu": "4", "memory": "8Gi", "pods": "110", **amounts}
@@ -352,7 +351,12 @@ class World(Clusters):
         """Run the syncer of a binding; enter once the virtual node of `n1` exists."""
         clock = running_clock()
         quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
-        options = {"silence_seconds": A_DAY, "leader_election": LeaderElection(), **quiet, **settings}
+        options = {
+            "silence_seconds": A_DAY,
+            "leader_election": SyncerLeaderElection(enabled=False),
+            **quiet,
+            **settings,
+        }
         config = SyncerConfig(binding=binding, **options)
         manager = Manager(config, self.up.connect, identity=binding, now=clock.now, monotonic=clock.monotonic)
         parts = await build_syncer(config, manager, connect=lambda _: self.down.connect(), monotonic=clock.monotonic)

@@ -21,7 +21,17 @@ from tapestry.inspect.anykind.wait_conditions import parse_wait_condition
 from tapestry.inspect.snapshots import QueryError
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.errors import Conflict, NotFound
-from tapestry.kube.objects import Object, name_of, namespace_of, object_named, value_at, version_of, with_value
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    name_of,
+    namespace_of,
+    object_named,
+    value_at,
+    version_of,
+    with_value,
+)
+from tapestry.kube.pods import DEFAULT_CONTAINER_ANNOTATION, containers_of, default_container
 from tapestry.kube.resources import CRDS, EVENTS, PODS, Resource
 
 FIELD_MANAGER = "tapestry-k"
@@ -148,6 +158,9 @@ class KubectlLite:
             raise QueryError(f"{words[0]} has no pods in namespace {self.namespace}")
         return name_of(min(found, key=pod_preference))
 
+    async def pod(self, name: str) -> Object:
+        return await self.client.get(PODS, name, self.namespace)
+
     async def logs(self, pod: str, query: dict[str, str]) -> AsyncIterator[bytes]:
         """Yield the log of a container in chunks."""
         async with pod_log(self.client, pod, self.namespace, query) as chunks:
@@ -167,6 +180,17 @@ def split_annotation_arguments(words: Sequence[str]) -> tuple[Sequence[str], Ann
     if not changes:
         raise ValueError("no change given; add KEY=VALUE or KEY-")
     return words[:count], changes
+
+
+def defaulted_note(pod: Object) -> str:
+    """Return a note, as kubectl writes it, if the first of several containers was chosen; empty otherwise."""
+    names = [each["name"] for each in pod["spec"]["containers"]]
+    for others, mark in (("ephemeralContainers", "ephem"), ("initContainers", "init")):
+        names += [f"{each['name']} ({mark})" for each in containers_of(pod, [others])]
+    is_annotated = annotations_of(pod).get(DEFAULT_CONTAINER_ANNOTATION) == default_container(pod)
+    if len(names) == 1 or is_annotated:
+        return ""
+    return f'Defaulted container "{default_container(pod)}" out of: {", ".join(names)}'
 
 
 def pod_preference(pod: Object) -> tuple[bool, str]:

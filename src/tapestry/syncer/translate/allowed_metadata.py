@@ -13,7 +13,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.objects import Object, annotations_of, labels_of
 from tapestry.kube.pod_references import object_at, objects_at
-from tapestry.kube.pods import CONTAINER_FIELDS
+from tapestry.kube.pods import CONTAINER_FIELDS, DEFAULT_CONTAINER_ANNOTATION
 
 Field = Literal["labels", "annotations"]
 
@@ -27,8 +27,6 @@ PREFIXES: dict[Field, frozenset[str]] = {
     "annotations": frozenset({"batch.kubernetes.io"}),
 }
 """Prefixes of keys that are always copied."""
-DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-"""An annotation that is always copied."""
 FIELD_PATH = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]", re.DOTALL)
 """A downward API field path that names one key."""
 MAX_LITERAL_BYTES = 128 * 1024
@@ -42,7 +40,7 @@ def is_copied(field: Field, key: str, binding: Binding) -> bool:
     if key.startswith(NEVER_COPIED):
         return False
     prefix, slash, _ = key.partition("/")
-    if not slash or prefix in PREFIXES[field] or (field == "annotations" and key == DEFAULT_CONTAINER):
+    if not slash or prefix in PREFIXES[field] or (field == "annotations" and key == DEFAULT_CONTAINER_ANNOTATION):
         return True
     allowed = binding.spec.allowed_metadata
     return key in allowed or f"{prefix}/*" in allowed

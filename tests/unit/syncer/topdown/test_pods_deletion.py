@@ -8,14 +8,14 @@ from prometheus_client import REGISTRY
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.watch import wait_for
-from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import is_deleting, object_named, value_at
 from tapestry.kube.resources import LEASES, NODES, PODS
+from tapestry.syncer.config import SyncerLeaderElection
 
 from ..world import MOUNT, World, forbidden, has_condition, new_world, phase, rejecting
 
-ELECTION = LeaderElection(enabled=True, name="syncer")
+ELECTION = SyncerLeaderElection(name="syncer")
 
 
 async def grace_of_twin(world: World) -> int | None:
@@ -216,7 +216,7 @@ async def test_safety_rule_4_former_leader_with_successor_deletes_nothing() -> N
     world = await new_world()
     async with world.syncer(leader_election=ELECTION):
         await world.run_pod()
-        lease = await world.virtual.get(LEASES, "syncer", "default")
+        lease = await world.virtual.get(LEASES, "syncer", keys.SYSTEM_NAMESPACE)
         spec = {**lease["spec"], "holderIdentity": "another", "leaseDurationSeconds": 3600}
         await world.virtual.replace(LEASES, {**lease, "spec": spec})
         await asyncio.sleep(30)

@@ -11,6 +11,7 @@ from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, object_named, uid_of
 from tapestry.kube.resources import NAMESPACES, PODS
+from tapestry.syncer.config import SyncerLeaderElection
 
 from ..world import MAPPED, MOUNT, accept_all, has_condition, new_world, phase, rejecting
 
@@ -101,6 +102,19 @@ async def test_system_pods_are_excluded(namespace: str) -> None:
         await asyncio.sleep(60)
         assert await world.twins() == []
         assert world.up.writes("/pods/") == []
+
+
+@in_virtual_time
+async def test_pods_in_namespace_of_the_syncer_are_excluded() -> None:
+    world = await new_world()
+    election = SyncerLeaderElection(enabled=False, namespace="grid")
+    async with world.syncer(leader_election=election):
+        await world.add_pod("manager", namespace="grid", volumes=[{"name": "v", "secret": {"secretName": "east"}}])
+        await world.add_pod("work", namespace=keys.SYSTEM_NAMESPACE)  # of a user
+        await asyncio.sleep(60)
+        [twin] = await world.twins()
+        assert twin["metadata"]["annotations"][keys.VIRTUAL_POD_NAME] == "work"
+        assert not [each for each in world.up.requests if "/namespaces/grid/secrets" in each.path]
 
 
 @in_virtual_time

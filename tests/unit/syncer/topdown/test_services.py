@@ -12,14 +12,13 @@ from tapestry.client.client import Client
 from tapestry.client.transport import Request, Transport
 from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
-from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock
 from tapestry.kube.errors import ApiError, Forbidden
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, SERVICES, Resource
 from tapestry.syncer.app import build_syncer
 from tapestry.syncer.cache_transforms import virtual_pod
-from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.config import SyncerConfig, SyncerLeaderElection
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.syncer.topdown.services import ServiceReconciler
 from tapestry.syncer.translate.services import SERVICE_NAME, twin_service, twin_service_name
@@ -419,7 +418,9 @@ async def test_pods_wait_until_services_are_known() -> None:
 
 ENOUGH = 120.0
 """Seconds for caches to catch up and failed calls to be retried."""
-CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
+CONFIG = SyncerConfig(
+    binding="east", name="east", silence_seconds=3600, leader_election=SyncerLeaderElection(enabled=False)
+)
 
 
 async def setup(manager: Manager, physical: Transport) -> None:

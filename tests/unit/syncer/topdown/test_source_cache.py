@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tapestry.apis import keys
 from tapestry.client.client import Client
 from tapestry.controller.store import Store
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
@@ -26,7 +27,7 @@ class Namespaces:
     def __init__(self) -> None:
         self.api = InProcessApi([CONFIGMAPS, SECRETS], now=running_clock().now)
         self.client = Client(self.api.connect())
-        self.pods = Store({"namespace": dependency_namespace})
+        self.pods = Store({"namespace": lambda pod: dependency_namespace(pod, keys.SYSTEM_NAMESPACE)})
         self.notifications: list[tuple[str, bool, bool]] = []
         self.known: list[str] = []
         self.requeued: list[str] = []

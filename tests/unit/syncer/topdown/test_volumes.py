@@ -12,14 +12,13 @@ from tapestry.client.client import Client
 from tapestry.client.transport import Transport
 from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
-from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, SECRETS
 from tapestry.syncer.app import build_syncer
-from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.config import SyncerConfig, SyncerLeaderElection
 from tapestry.syncer.topdown.volumes import PENDING_SECONDS
 from tapestry.syncer.translate.volumes import name_in_physical, twin_claim
 
@@ -584,7 +583,9 @@ async def test_events_about_twin_claims_are_forwarded() -> None:
 
 ENOUGH = 120.0
 """Seconds for caches to catch up and failed calls to be retried."""
-CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
+CONFIG = SyncerConfig(
+    binding="east", name="east", silence_seconds=3600, leader_election=SyncerLeaderElection(enabled=False)
+)
 
 
 async def setup(manager: Manager, physical: Transport) -> None:
