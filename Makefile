@@ -15,9 +15,12 @@ EXTRAS   := --extra server --extra etcd --extra service --extra otel --extra dev
 COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
             $(if $(UPGRADE),--upgrade)
 
+# Child processes of the tests start faster with compiled modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup e2e image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-streams conformance kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup e2e image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-planes bench-streams conformance kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,14 +31,15 @@ up: setup ## Run a world on this machine until Ctrl-C: a virtual cluster that le
 	$(BIN)/tapestry up
 
 test: setup $(if $(FAST),,$(VENV)/installed-bench kube-assets-if-possible) ## Run all tests except the long ones, as CI does (FAST=1: without Kubernetes)
-	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "$(MARKS)"
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --durations 40 --durations-min 5 -m "$(MARKS)"
 
-test-long: setup kube-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets ## Run the long tests: soak tests, hundreds of kills, conformance
+test-long: setup kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets ## Run the long tests: soak tests, hundreds of kills, conformance
 	$(BIN)/python tools/conformance.py --beside
 	$(BIN)/pytest -m long
 
 e2e: setup node-assets client-assets monitoring-assets ## Run the charts, the image and the monitoring on real clusters (needs root, 10 minutes)
-	$(BIN)/pytest -n 0 -m "" tests/integration/test_charts.py tests/integration/test_alert_rules.py tests/e2e/test_image.py \
+	$(BIN)/pytest -n 0 -m "" tests/integration/test_charts.py tests/integration/test_prepared_clusters.py \
+	tests/integration/test_chart_releases.py tests/integration/test_alert_rules.py tests/e2e/test_image.py \
 	tests/e2e/test_prometheus.py tests/e2e/test_installed_release.py
 
 conformance: setup conformance-assets ## Run the Kubernetes conformance tests that need no containers against Tapestry
@@ -76,6 +80,9 @@ bench-api: setup kube-assets ## Measure the API server, compared with kube-apise
 
 bench-hostile: setup kube-assets ## Measure response times of the API server under hostile and large requests
 	$(BIN)/python -m benchmarks.hostile
+
+bench-planes: setup ## Measure the memory of planes, and the time to create, suspend and resume them
+	$(BIN)/python -m benchmarks.planes
 
 bench-image: image ## Measure the cold start of a syncer in the image, compared with this machine (needs root)
 	PYTHONPATH=tools $(BIN)/python -m benchmarks.image_startup

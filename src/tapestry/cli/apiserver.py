@@ -11,7 +11,7 @@ import uvloop
 import yaml
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
-from tapestry.apiserver.app import RunningServer, run_apiserver
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.store import StorageError
 from tapestry.cli import apiserver_data
@@ -29,7 +29,7 @@ from tapestry.cli.process_runner import (
 )
 from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.controller.app import GC_THRESHOLDS
-from tapestry.controlplane.app import check_patterns, control_plane_manager
+from tapestry.controlplane.app import check_patterns, control_plane_manager, has_workload_controllers
 from tapestry.kube.times import parse_duration
 from tapestry.process import logs
 from tapestry.process.config import load_config
@@ -54,6 +54,9 @@ FLAGS: Flags = {
     ),
     "--max-connections": ("maxConnections", "Open connections of all users, including watches. [default: 10000]"),
     "--max-connections-per-user": ("maxConnectionsPerUser", "Open connections per non-admin user. [default: 2000]"),
+    "--max-objects": ("maxObjects", "Number of objects; 0 means no limit. [default: 0]"),
+    "--max-bytes": ("maxBytes", "Size of all objects in bytes; 0 means no limit. [default: 0]"),
+    "--max-watches": ("maxWatches", "Open watches of all users; 0 means no limit. [default: 0]"),
     "--service-account-issuer": ("serviceAccountIssuer", "Issuer of ServiceAccount tokens."),
     "--service-account-signing-key-file": (
         "serviceAccountSigningKeyFile",
@@ -84,7 +87,7 @@ SWITCHES: Flags = {
 }
 INTEGER_SETTINGS = (
     *("maxRequestsInflight", "maxMutatingRequestsInflight", "maxConnections", "maxConnectionsPerUser"),
-    *("auditLogMaxsize", "auditLogMaxbackup"),
+    *("maxObjects", "maxBytes", "maxWatches", "auditLogMaxsize", "auditLogMaxbackup"),
 )
 EXPECTED_ERRORS = (ValueError, OSError, StorageError)
 log = logs.logger(__name__)
@@ -177,10 +180,11 @@ async def serve(settings: ApiServerConfig) -> None:
         run_apiserver(settings, mounted_handlers=installed_apiext_handlers()) as served,
         asyncio.TaskGroup() as group,
     ):
-        authority, signing = ca_certificate(settings, served), CertificateAuthority(served.folder / "pki")
-        manager = control_plane_manager(served.request_handler, authority, settings.controllers, signing)
+        signing = CertificateAuthority(served.folder / "pki")
+        manager = control_plane_manager(served.request_handler, served.ca_bundle, settings.controllers, signing)
         group.create_task(manager.run(), name="controllers")
-        log.info("API server runs no workload controllers; use `tapestry cluster` for Deployments and Jobs")
+        if not has_workload_controllers(settings.controllers):
+            log.info("API server runs no workload controllers; use `tapestry cluster` for Deployments and Jobs")
         if "local" in served.addresses:
             write_kubeconfig(served.folder / "kubeconfig", served.addresses["local"])
         await stopping.wait()
@@ -191,12 +195,3 @@ def write_kubeconfig(file: Path, address: str) -> None:
     """Write a kubeconfig without credentials for clients on this machine."""
     document = kubeconfig_document("here", {"server": f"http://{address}"}, {})
     file.write_text(yaml.safe_dump(document, sort_keys=False))
-
-
-def ca_certificate(settings: ApiServerConfig, served: RunningServer) -> str:
-    """Return the CA certificates that pods verify the server with; empty if it serves no TLS."""
-    if "secure" not in served.addresses:
-        return ""
-    if settings.tls.certificate:
-        return Path(settings.tls.certificate).read_text()
-    return CertificateAuthority(served.folder / "pki").certificate_pem()

@@ -1,9 +1,10 @@
-"""`tapestry apiserver backup|restore|check|export|envtest-assets`: commands on the files of a server."""
+"""`tapestry apiserver backup|restore|check|export|rotate-ca|rotate-signing-key|envtest-assets`: commands on files."""
 
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import click
 import msgspec
 import yaml
 
+from tapestry.apiserver.access.rotation import rotate_ca, rotate_signing_key
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.storage import archive
 from tapestry.apiserver.storage.log import Entry
 from tapestry.cli.help_text import command
 from tapestry.kube.objects import Object
+from tapestry.kube.times import parse_duration, timestamp
 from tapestry.local.envtest import write_assets
 from tapestry.local.kubernetes import assets_folder
 
@@ -27,6 +30,12 @@ FOLDER_OPTION = click.option(
     show_default=True,
     help="Data folder of the API server.",
 )
+OVERLAP_OPTION = click.option(
+    "--overlap",
+    default="24h",
+    show_default=True,
+    help="Time for which what is replaced stays valid, for example 90m; 0s ends it at once.",
+)
 SERVER_METADATA = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink")
 """Metadata fields that the server sets."""
 
@@ -35,7 +44,7 @@ SERVER_METADATA = ("uid", "resourceVersion", "generation", "creationTimestamp", 
 def report_file_errors() -> Iterator[None]:
     try:
         yield
-    except (StorageError, OSError) as error:
+    except (StorageError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -118,6 +127,37 @@ def without_server_fields(obj: Object) -> Object:
     return {key: value for key, value in {**obj, "metadata": metadata}.items() if key != "status"}
 
 
+@command("tapestry apiserver rotate-ca --file-rootpath ./data --overlap 48h", name="rotate-ca")
+@FOLDER_OPTION
+@OVERLAP_OPTION
+def rotate_ca_command(folder: Path, overlap: str) -> None:
+    """Replace the CA; the server may be running.
+
+    During the overlap, both CAs are trusted and published, and the server keeps its certificate of the old CA.  Give
+    clients the new content of pki/ca.crt until the overlap ends.
+    """
+    now = datetime.now(UTC)
+    with report_file_errors():
+        certificate = rotate_ca(folder, period := parse_duration(overlap, "--overlap"), now)
+    click.echo(f"{folder}: the CA is {certificate.subject.rfc4514_string()}")
+    click.echo(f"earlier CAs are trusted until {timestamp(now + period)}" if period else "earlier CAs are not trusted")
+
+
+@command("tapestry apiserver rotate-signing-key --file-rootpath ./data", name="rotate-signing-key")
+@FOLDER_OPTION
+@OVERLAP_OPTION
+def rotate_signing_key_command(folder: Path, overlap: str) -> None:
+    """Replace the key that signs service account tokens; the server may be running.
+
+    During the overlap, tokens of the old key stay valid.
+    """
+    now = datetime.now(UTC)
+    with report_file_errors():
+        key_id = rotate_signing_key(folder, period := parse_duration(overlap, "--overlap"), now)
+    click.echo(f"{folder}: tokens are signed with the key {key_id}")
+    click.echo(f"earlier tokens are valid until {timestamp(now + period)}" if period else "earlier tokens are invalid")
+
+
 @command("tapestry apiserver envtest-assets ./bin", name="envtest-assets")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def envtest_assets(folder: Path) -> None:
@@ -129,4 +169,4 @@ def envtest_assets(folder: Path) -> None:
     click.echo(f"export KUBEBUILDER_ASSETS={folder.absolute()}")
 
 
-COMMANDS = (backup, restore, check, export, envtest_assets)
+COMMANDS = (backup, restore, check, export, rotate_ca_command, rotate_signing_key_command, envtest_assets)

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -22,10 +23,11 @@ from tapestry.cli.cluster_access import (
     with_output,
 )
 from tapestry.cli.help_text import command
-from tapestry.cli.kubectl_command import kubectl_command
+from tapestry.cli.kubectl_command import CONTAINER_OPTION, default_container_with_note, kubectl_command
 from tapestry.client.transport import JSON
 from tapestry.inspect.anykind import manifests, views
 from tapestry.inspect.anykind.kubectl_lite import KubectlLite, kind_rows, split_annotation_arguments
+from tapestry.inspect.anykind.log_lines import copy_lines
 from tapestry.inspect.anykind.resource_mapper import Target, discover, display_name, resources_named
 from tapestry.inspect.anykind.views import ListOptions
 from tapestry.inspect.anykind.wait_conditions import CONDITION_FORMS
@@ -33,6 +35,7 @@ from tapestry.inspect.snapshots import QueryError
 from tapestry.inspect.tables import table
 from tapestry.kube.errors import KubeError, NotFound
 from tapestry.kube.objects import Object, name_of, object_named
+from tapestry.kube.pods import CONTAINER_FIELDS, containers_of
 from tapestry.kube.resources import PODS, Resource
 
 UNIT_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -363,9 +366,10 @@ async def describe(kubectl: KubectlLite, words: tuple[str, ...], labels: str) ->
     click.echo("\n---\n".join([await kubectl.describe(obj) for obj in found]) or "none found", err=not found)
 
 
-@command("tapestry k logs web-0 --tail 20", "tapestry k logs -f deployment/web -c web", parent=k)
+@command("tapestry k logs web-0 --tail 20", "tapestry k logs -f deployment/web --all-containers", parent=k)
 @click.argument("pod", metavar="POD | KIND/NAME", shell_complete=name_completer(PODS))
-@click.option("--container", "-c", help="Container of the pod; required if the pod has several.")
+@CONTAINER_OPTION
+@click.option("--all-containers", is_flag=True, help="Print the logs of all containers of the pod.")
 @click.option("--follow", "-f", is_flag=True, help="Print new lines until the container ends or Ctrl-C.")
 @click.option("--tail", type=click.IntRange(min=0), help="Number of last lines to print.")
 @click.option("--previous", "-p", is_flag=True, help="Print the log of the container before its last restart.")
@@ -377,6 +381,7 @@ async def logs(
     kubectl: KubectlLite,
     pod: str,
     container: str | None,
+    all_containers: bool,
     follow: bool,
     tail: int | None,
     previous: bool,
@@ -384,9 +389,10 @@ async def logs(
     timestamps: bool,
     limit_bytes: int | None,
 ) -> None:
-    """Print the log of a container."""
+    """Print the log of a container, or of all containers of a pod."""
+    if container and all_containers:
+        raise click.UsageError("--all-containers cannot be combined with -c")
     options = {
-        "container": container,
         "follow": "true" if follow else None,
         "tailLines": None if tail is None else str(tail),
         "previous": "true" if previous else None,
@@ -395,8 +401,23 @@ async def logs(
         "limitBytes": None if limit_bytes is None else str(limit_bytes),
     }
     query = {key: value for key, value in options.items() if value is not None}
-    async for chunk in kubectl.logs(await kubectl.pod_name_for([pod]), query):
-        click.echo(chunk, nl=False)
+    name = await kubectl.pod_name_for([pod])
+    containers = [container] if container else await containers_to_read(kubectl, name, every=all_containers)
+    contents = [kubectl.logs(name, {**query, "container": each}) for each in containers]
+    if follow and all_containers:
+        await copy_lines(contents, partial(click.echo, nl=False))
+        return
+    for content in contents:
+        async for chunk in content:
+            click.echo(chunk, nl=False)
+
+
+async def containers_to_read(kubectl: KubectlLite, name: str, *, every: bool) -> list[str]:
+    """Return the containers of a pod, or the one that kubectl uses if none is named."""
+    pod = await kubectl.pod(name)
+    if not every:
+        return [default_container_with_note(pod)]
+    return [each["name"] for each in containers_of(pod, CONTAINER_FIELDS)]
 
 
 @command(

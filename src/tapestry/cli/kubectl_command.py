@@ -4,6 +4,8 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
 
+import click
+
 from tapestry.cli.cluster_access import (
     NAMESPACE_OPTION,
     open_client,
@@ -11,7 +13,13 @@ from tapestry.cli.cluster_access import (
     virtual_access,
     with_virtual_cluster,
 )
-from tapestry.inspect.anykind.kubectl_lite import KubectlLite
+from tapestry.inspect.anykind.kubectl_lite import KubectlLite, defaulted_note
+from tapestry.kube.objects import Object
+from tapestry.kube.pods import default_container
+
+CONTAINER_OPTION = click.option(
+    "--container", "-c", help="Container. [default: that of kubectl.kubernetes.io/default-container, or the first]"
+)
 
 
 def kubectl_command(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -27,3 +35,10 @@ def kubectl_command(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
         run_async(run())
 
     return with_virtual_cluster(NAMESPACE_OPTION(command))
+
+
+def default_container_with_note(pod: Object) -> str:
+    """Return the container that kubectl uses if none is named, and say so on stderr if there are others."""
+    if note := defaulted_note(pod):
+        click.echo(note, err=True)
+    return default_container(pod)

@@ -52,7 +52,9 @@ GROUPS = {
     "Servers and processes": {
         "apiserver": Entry("tapestry.cli.apiserver", "Run a Kubernetes API server without Kubernetes."),
         "token": Entry("tapestry.cli.token", "Create, list and revoke expiring tokens of an API server."),
+        "certificate": Entry("tapestry.cli.certificate", "Create and revoke client certificates of an API server."),
         "apiext": Entry("tapestry.cli.apiext", "Serve a plain REST API for the kinds of a Kubernetes API."),
+        "planes": Entry("tapestry.cli.planes", "Run and manage many Kubernetes APIs in one process."),
         "cluster": Entry("tapestry.cli.cluster", "Run a cluster with simulated nodes in one process."),
         "manager": Entry("tapestry.cli.manager", "Run a syncer for every ClusterBinding."),
         "syncer": Entry("tapestry.cli.syncer", "Lease the nodes of one physical cluster."),

@@ -1,5 +1,6 @@
 """`tapestry manifests` and `tapestry uninstall-check`: installation of Tapestry in a virtual cluster."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -11,13 +12,17 @@ from tapestry.apis.release import RELEASE_IMAGE, install_command
 from tapestry.cli.cluster_access import open_client, run_async, virtual_access, with_virtual_cluster
 from tapestry.cli.help_text import command
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import name_of
+from tapestry.kube.objects import Object, name_of
 from tapestry.manager.config import DEFAULT_REPLICAS, PROFILES
-from tapestry.manager.installation import installation_objects
+from tapestry.manager.installation import installation_objects, management_objects
 from tapestry.manager.join_steps import JoinError
 
 
-@command(install_command(), "tapestry manifests --image IMAGE --replicas 1 -n tapestry")
+@command(
+    install_command(),
+    "tapestry manifests --image IMAGE --replicas 1 -n tapestry",
+    "tapestry manifests --management | kubectl apply --kubeconfig management.yaml -f -",
+)
 @click.option(
     "--image",
     default=RELEASE_IMAGE,
@@ -46,6 +51,11 @@ from tapestry.manager.join_steps import JoinError
     help="Let the manager issue tokens of syncers, which it needs for syncers in another cluster.",
 )
 @click.option(
+    "--management",
+    is_flag=True,
+    help="Print only what another cluster needs for syncers to run there.",
+)
+@click.option(
     "--no-admission-policies",
     is_flag=True,
     help="Omit the ValidatingAdmissionPolicies that restrict Tapestry's accounts, for Kubernetes before 1.30.",
@@ -57,9 +67,13 @@ def manifests(
     namespace: str,
     kubeconfig_namespace: tuple[str, ...],
     issue_tokens: bool,
+    management: bool,
     no_admission_policies: bool,
 ) -> None:
     """Print the objects that install Tapestry in a virtual cluster, for `kubectl apply -f -`."""
+    if management:
+        print_objects(management_objects(namespace))
+        return
     if not image:
         raise click.UsageError("this version is not a release, which would name an image: pass --image")
     found = installation_objects(
@@ -71,7 +85,11 @@ def manifests(
         issues_tokens=issue_tokens,
         has_admission_policies=not no_admission_policies,
     )
-    click.echo(yaml.safe_dump_all(found, sort_keys=False, allow_unicode=True, explicit_start=True), nl=False)
+    print_objects(found)
+
+
+def print_objects(objects: Iterable[Object]) -> None:
+    click.echo(yaml.safe_dump_all(objects, sort_keys=False, allow_unicode=True, explicit_start=True), nl=False)
 
 
 @command("tapestry uninstall-check")

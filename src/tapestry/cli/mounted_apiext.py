@@ -8,6 +8,7 @@ from tapestry.apiext.requests import ROOT, RestRequest
 from tapestry.apiext.resource_mapper import ResourceMapper
 from tapestry.apiext.rest_api import RestApi
 from tapestry.apiserver.core.codec import JSON
+from tapestry.apiserver.core.request_bodies import read_body
 from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.handlers.server import CallHandler
@@ -39,12 +40,16 @@ def apiext_handler(routes: Routes | None = None) -> MountedHandler:
 
     async def handle(api: CallHandler, call: Call) -> ApiResponse:
         headers = call.headers
+
+        async def read() -> bytes:
+            return (await read_body(call)).body
+
         request = RestRequest(
             call.method,
             call.path.removeprefix(ROOT),
             call.query,
             headers.get("content-type", ""),
-            call.body,
+            read,
             headers.get("last-event-id", ""),
         )
         found = await plain.handle(request, InProcessTransport(api, call.user))

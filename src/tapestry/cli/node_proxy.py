@@ -13,9 +13,16 @@ from tapestry.apis.serving_certificates import service_names
 from tapestry.client.delegated_auth import CachedAuth
 from tapestry.controller import Informer
 from tapestry.kube.objects import Object, value_at
-from tapestry.kube.resources import SECRETS, SERVICES
+from tapestry.kube.resources import CONFIGMAPS, SECRETS, SERVICES
 from tapestry.nodeproxy.certificate_rotation import CertificateRotation, key_pair_in_files, key_pair_in_secret
-from tapestry.nodeproxy.kubelet import KubeletServer, kubelet_tls, published_client_cas, serve_kubelet
+from tapestry.nodeproxy.client_cas import (
+    AUTHENTICATION_CONFIGMAP,
+    AUTHENTICATION_NAMESPACE,
+    PublishedClientCas,
+    kubelet_tls,
+    published_client_cas,
+)
+from tapestry.nodeproxy.kubelet import KubeletServer, serve_kubelet
 from tapestry.nodeproxy.logs import LogRelay
 from tapestry.nodeproxy.serving_certificate import KeyPair, ServingCertificate, self_signed_pair
 from tapestry.nodeproxy.sessions import Sessions
@@ -47,10 +54,13 @@ async def serve_node_proxy(parts: Syncer) -> AsyncIterator[None]:
     if address is None:
         yield
         return
-    cluster_cas = "" if config.client_ca else await published_client_cas(virtual)
     provided = ProvidedCertificate(config, secret_informer(parts))
     pair = provided.in_files() or self_signed_pair([address.host])
-    serving = ServingCertificate(partial(kubelet_tls, config.client_ca, cluster_cas), pair)
+    serving = ServingCertificate(partial(kubelet_tls, config.client_ca, ""), pair)
+    if not config.client_ca:
+        published_cas = PublishedClientCas(serving)
+        published_cas.use(await published_client_cas(virtual))
+        client_ca_informer(parts).on_change(published_cas.on_change)
     twins, manager = TwinLookup(parts.caches.pod_on_our_nodes, parts.caches.twin_of_pod), parts.manager
     sessions = Sessions(twins, manager.audit, manager.identity)
     manager.run_always("stream-sessions", sessions.watch)
@@ -102,6 +112,13 @@ def secret_informer(parts: Syncer) -> Informer | None:
     if not name:
         return None
     informer = Informer(parts.clients.virtual_reads, SECRETS, namespace=namespace, fields=f"metadata.name={name}")
+    return parts.manager.add_optional_informer(informer)
+
+
+def client_ca_informer(parts: Syncer) -> Informer:
+    """Return the informer of the published client CAs.  Nothing waits for it: they were read before."""
+    place, fields = AUTHENTICATION_NAMESPACE, f"metadata.name={AUTHENTICATION_CONFIGMAP}"
+    informer = Informer(parts.clients.virtual_reads, CONFIGMAPS, namespace=place, fields=fields)
     return parts.manager.add_optional_informer(informer)
 
 

@@ -14,7 +14,7 @@ from click.exceptions import Exit
 from tapestry.cli import terminal
 from tapestry.cli.cluster_access import ALL_NAMESPACES_OPTION, name_completer
 from tapestry.cli.help_text import command
-from tapestry.cli.kubectl_command import kubectl_command
+from tapestry.cli.kubectl_command import CONTAINER_OPTION, default_container_with_note, kubectl_command
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.pod_streams import CommandSession, open_command, open_port_forward
 from tapestry.inspect.anykind.archives import (
@@ -38,7 +38,6 @@ CHUNK_BYTES = 1 << 16
 PORTS = re.compile(r"(?:(?P<local>\d{0,5}):)?(?P<remote>\d{1,5})")
 
 POD_ARGUMENT = click.argument("pod", metavar="POD | KIND/NAME", shell_complete=name_completer(PODS))
-CONTAINER_OPTION = click.option("--container", "-c", help="Container of the pod; required if the pod has several.")
 STDIN_OPTION = click.option("--stdin", "-i", is_flag=True, help="Send standard input to the container.")
 TTY_OPTION = click.option("--tty", "-t", is_flag=True, help="Give the container this terminal.")
 
@@ -97,8 +96,9 @@ async def run_session(
     if tty and not (stdin and terminal.is_terminal()):
         click.echo("no terminal: standard input is not one, or -i is missing", err=True)
         tty = False
-    query += streams_query(container, stdin=stdin, tty=tty)
     name = await kubectl.pod_name_for([pod])
+    container = container or default_container_with_note(await kubectl.pod(name))
+    query += streams_query(container, stdin=stdin, tty=tty)
     session = await open_command(transport_of(kubectl), kubectl.namespace, name, verb, query)
     with ExitStack() as stack:
         if tty:
@@ -108,10 +108,9 @@ async def run_session(
         raise Exit(code)
 
 
-def streams_query(container: str | None, *, stdin: bool, tty: bool) -> list[tuple[str, str]]:
+def streams_query(container: str, *, stdin: bool, tty: bool) -> list[tuple[str, str]]:
     flags = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
-    query = [(name, "true") for name, is_set in flags.items() if is_set]
-    return [*query, *([("container", container)] if container else [])]
+    return [*((name, "true") for name, is_set in flags.items() if is_set), ("container", container)]
 
 
 async def exchange_with_terminal(session: CommandSession, *, stdin: bool, tty: bool) -> int:
@@ -263,8 +262,10 @@ async def download(kubectl: KubectlLite, origin: Place, goal: Path, container: s
 async def tar_session(
     kubectl: KubectlLite, place: Place, words: tuple[str, ...], container: str | None, *, stdin: bool
 ) -> CommandSession:
+    there = KubectlLite(kubectl.client, place.namespace or kubectl.namespace)
+    container = container or default_container_with_note(await there.pod(place.pod))
     query = [("command", word) for word in words] + streams_query(container, stdin=stdin, tty=False)
-    return await open_command(transport_of(kubectl), place.namespace or kubectl.namespace, place.pod, "exec", query)
+    return await open_command(transport_of(there), there.namespace, place.pod, "exec", query)
 
 
 async def send_file(session: CommandSession, file: IO[bytes]) -> None:

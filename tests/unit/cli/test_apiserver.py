@@ -1,5 +1,8 @@
 """Flags of `tapestry apiserver` and the resulting configuration."""
 
+import asyncio
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +58,9 @@ def test_user_and_audit_flags_have_kubernetes_names(settings: Any) -> None:
         "--max-mutating-requests-inflight=7",
         "--max-connections=70",
         "--max-connections-per-user=8",
+        "--max-objects=100",
+        "--max-bytes=1000000",
+        "--max-watches=9",
         "--request-timeout=2.5",
     )
     assert found.anonymous_auth is False
@@ -63,6 +69,7 @@ def test_user_and_audit_flags_have_kubernetes_names(settings: Any) -> None:
     assert (found.audit_log_path, found.audit_log_maxsize) == ("/tmp/audit.log", 5)
     assert (found.max_mutating_requests_inflight, found.request_timeout) == (7, 2.5)
     assert (found.max_connections, found.max_connections_per_user) == (70, 8)
+    assert (found.max_objects, found.max_bytes, found.max_watches) == (100, 1_000_000, 9)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +80,31 @@ def test_user_and_audit_flags_have_kubernetes_names(settings: Any) -> None:
         ("--unrestricted-update=maybe", "--unrestricted-update"),
         ("--max-requests-inflight=-1", "maxRequestsInflight"),
         ("--max-connections=0", "maxConnections"),
+        ("--max-objects=-1", "maxObjects"),
     ],
 )
 def test_invalid_value_is_rejected_with_flag_name(settings: Any, flag: str, fault: str) -> None:
     found = settings(flag)
     assert isinstance(found, str)
     assert fault in found
+
+
+@pytest.mark.parametrize(
+    ("controllers", "is_missing"), [(["*"], True), (["none"], True), (["*", "scheduler"], True), (["*", "jobs"], False)]
+)
+async def test_missing_workload_controllers_are_logged(
+    controllers: list[str],
+    is_missing: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    stopping = asyncio.Event()
+    stopping.set()
+    monkeypatch.setattr(apiserver, "stop_event", lambda: stopping)
+    config = ApiServerConfig(
+        backend="memory", file_rootpath=str(tmp_path), secure_address="", controllers=controllers, pod_accounts=False
+    )
+    await apiserver.serve(config)
+    assert any("runs no workload controllers" in each.getMessage() for each in caplog.records) is is_missing
