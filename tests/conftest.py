@@ -25,6 +25,7 @@ settings.register_profile("unhurried", settings(), deadline=None)
 settings.load_profile("unhurried")
 
 END_TO_END = Path(__file__).parent / "e2e"
+CHARTS = Path(__file__).parent / "golden" / "charts"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,6 +53,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     for reason, count in reasons.items():
         terminalreporter.write_line(f"skipped {count}: {reason}", yellow=True)
+
+
+def released_chart(name: str) -> str:
+    """Return the path of the stored copy of the last released chart."""
+    (path,) = CHARTS.glob(f"{name}-[0-9]*.tgz")
+    return str(path)
 
 
 @pytest.fixture(scope="session")

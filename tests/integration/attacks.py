@@ -15,6 +15,7 @@ BINDINGS = "/apis/cloud.tencent.com/v1beta1/clusterbindings"
 POLICIES = "/apis/cloud.tencent.com/v1beta1/resourceleasingpolicies"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces"
+SIGNING_REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 CSI_NODES = "/apis/storage.k8s.io/v1/csinodes"
 MERGE = "application/merge-patch+json"
 LABELLED = {"metadata": {"labels": {"stolen": "true"}}}
@@ -83,6 +84,7 @@ def attacks(east_uid: str, west_uid: str, east_node: str, pod_uid: str) -> list[
         *node_attacks(east_uid, west_uid, east_node),
         *pod_attacks(east_uid, west_uid, east_node),
         *right_attacks(),
+        *certificate_attacks(),
     ]
 
 
@@ -245,6 +247,19 @@ def right_attacks() -> list[Attack]:
     ]
 
 
+def certificate_attacks() -> list[Attack]:
+    """Return requests about certificates. `theirs` is the request of another account, for a node."""
+    approved = {"type": "Approved", "status": "True", "reason": "Stolen", "message": "mine"}
+    return [
+        get(SIGNING_REQUESTS),
+        get(f"{SIGNING_REQUESTS}?watch=1&timeoutSeconds=1"),
+        patch(f"{SIGNING_REQUESTS}/theirs"),
+        patch(f"{SIGNING_REQUESTS}/theirs/approval", {"status": {"conditions": [approved]}}),
+        patch(f"{SIGNING_REQUESTS}/theirs/status", {"status": {"certificate": "bWluZQ=="}}),
+        delete(f"{SIGNING_REQUESTS}/theirs"),
+    ]
+
+
 def manager_attacks() -> list[Attack]:
     """Return what a stolen token of the manager must not allow: grants for others, and more than pods use."""
 
@@ -293,6 +308,7 @@ def manager_attacks() -> list[Attack]:
         delete(f"{RBAC}/clusterrolebindings/cluster-admin"),
         patch(f"{ADMISSION}/validatingadmissionpolicies/tapestry-manager", {"spec": {"validations": []}}),
         delete(f"{ADMISSION}/validatingadmissionpolicybindings/tapestry-manager"),
+        patch(f"{SIGNING_REQUESTS}/theirs/status", {"status": {"certificate": "bWluZQ=="}}),
         get(core("secrets", "secret", "team-b")),
         get(core("secrets")),
         post(core("serviceaccounts", "robot", "team-a", "token"), new_token()),

@@ -1,6 +1,7 @@
 """Fixtures that start clusters on Kubernetes and on our API server."""
 
 import asyncio
+import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -101,6 +102,16 @@ async def site(virtual_plane: Plane, physical_plane: Plane, tmp_path: Path) -> A
     """A new binding between the two clusters.  Its syncer is not started."""
     async with bound_clusters(virtual_plane, physical_plane, tmp_path) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def helm(kube_assets: Path) -> Path:
+    program = kube_assets / "helm"
+    if not program.exists():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(
+            "helm is not there: make client-assets builds it"
+        )
+    return program
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import pytest
 
 from tapestry.local.control_planes import kubelet_flags
@@ -38,6 +39,14 @@ class Plane(Protocol):
         """Stop the API server with SIGSTOP.  Its connections stay open and silent until `resume`."""
 
     def resume(self) -> None: ...
+
+
+def kubeconfig_with(plane: Plane, token: str, file: Path) -> Path:
+    """Write the kubeconfig of a cluster with another token to a file, and return it."""
+    config = msgspec.json.decode(plane.kubeconfig.read_bytes())
+    config["users"][0]["user"] = {"token": token}
+    file.write_bytes(msgspec.json.encode(config))
+    return file
 
 
 Start = Callable[..., AbstractContextManager[Plane]]

@@ -1,5 +1,6 @@
 """`tapestry k` exec, attach, cp and port-forward through kube-apiserver to pods of the process kubelet."""
 
+import asyncio
 import os
 import sys
 from dataclasses import replace
@@ -7,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tapestry.client.watch import wait_for
+from tapestry.kube.pods import DEFAULT_CONTAINER_ANNOTATION
+from tapestry.kube.resources import PODS
+
 from .test_kubelet_streams import (
+    SECONDS,
     SERVER,
     Cluster,
     cluster,  # noqa: F401  a fixture
     errors_of_forwarding,
+    is_ready,
     namespace,  # noqa: F401  a fixture
     start_pod,
     terminal_size,
@@ -66,3 +73,62 @@ async def test_attach_sends_input_and_shows_output(k: Cluster, namespace: str) -
     await start_pod(k, namespace, "reader", command=["cat"], stdin=True, stdinOnce=True)
     code, output, errors = await k.run("attach", "-i", "-n", namespace, "reader", websockets=True, stdin=b"hello\n")
     assert (code, output) == (0, b"hello\n"), errors
+
+
+async def start_pair(k: Cluster, namespace: str, name: str, **annotations: str) -> None:  # noqa: F811
+    """Start a pod with two containers, which write their names and end when the file `/e/end` exists."""
+    script = "echo $NAME; until [ -e /e/end ]; do sleep 0.1; done; echo end of $NAME"
+    containers = [
+        {
+            "name": each,
+            "image": "none",
+            "command": ["sh", "-c", script],
+            "env": [{"name": "NAME", "value": each}],
+            "volumeMounts": [{"name": "e", "mountPath": "/e"}],
+        }
+        for each in ("first", "second")
+    ]
+    spec = {
+        "nodeName": "streams",
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "volumes": [{"name": "e", "emptyDir": {}}],
+        "containers": containers,
+    }
+    metadata = {"name": name, "namespace": namespace, "annotations": annotations}
+    await k.client.create(PODS, {"metadata": metadata, "spec": spec})
+    assert await wait_for(k.client, PODS, name, namespace, until=is_ready, timeout=SECONDS)
+
+
+async def test_container_is_chosen_as_by_kubectl(
+    cluster: Cluster,  # noqa: F811
+    k: Cluster,
+    namespace: str,  # noqa: F811
+) -> None:
+    await start_pair(k, namespace, "plain")
+    await start_pair(k, namespace, "annotated", **{DEFAULT_CONTAINER_ANNOTATION: "second"})
+    for pod, chosen, note in (
+        ("plain", b"first\n", b'Defaulted container "first" out of: first, second\n'),
+        ("annotated", b"second\n", b""),
+    ):
+        for arguments in (("logs", pod), ("exec", pod, "--", "sh", "-c", "echo $NAME")):
+            for each in (k, cluster):
+                found = await each.run(arguments[0], "-n", namespace, *arguments[1:], websockets=True)
+                assert found == (0, chosen, note)
+
+
+async def test_logs_of_all_containers_are_read_and_followed(
+    cluster: Cluster,  # noqa: F811
+    k: Cluster,
+    namespace: str,  # noqa: F811
+) -> None:
+    await start_pair(k, namespace, "pair")
+    logs = ("logs", "-n", namespace, "pair", "--all-containers")
+    assert await k.run(*logs, websockets=True) == (0, b"first\nsecond\n", b"")
+    async with asyncio.TaskGroup() as group:
+        following = [group.create_task(each.run(*logs, "-f", websockets=True)) for each in (k, cluster)]
+        await k.run("exec", "-n", namespace, "pair", "-c", "first", "--", "touch", "/e/end", websockets=True)
+    for each in following:
+        code, output, errors = each.result()
+        assert (code, errors) == (0, b"")
+        assert sorted(output.splitlines()) == [b"end of first", b"end of second", b"first", b"second"]

@@ -22,17 +22,18 @@ import pytest
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
 from tapestry.apis.permissions import (
-    MANAGER_TOKEN_PERMISSIONS,
     SYNCER_IN_PHYSICAL,
     Placeholder,
     policy_rules,
     with_names,
 )
+from tapestry.apis.policies import POLICIES
+from tapestry.apis.priorities import PRIORITY_CLASSES, priority_class
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.client.watch import wait_for
-from tapestry.kube.conditions import find_condition
+from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.errors import Conflict, Invalid
 from tapestry.kube.objects import Object, annotations_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import (
@@ -50,14 +51,17 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.local.kubernetes import free_ports
+from tapestry.manager.installation import METRICS_READER_ROLE, TOKENS_ROLE, installation_objects, management_objects
 
 from ..conftest import Kubectl
+from .bound_clusters import lends, new_pod, ready, wait_until, wait_until_gone
 from .forked import ForkedTapestry
 from .planes import Plane, Start
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 SYSTEM = keys.SYSTEM_NAMESPACE
 MOUNT, ACCOUNT = "leased", "syncer"
+RESOURCES = {each.kind: each for each in (NAMESPACES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS)}
 OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
 
 
@@ -393,11 +397,11 @@ async def test_safety_rule_8_leftovers_are_deleted_when_the_cluster_returns(worl
         assert [name_of(each) for each in left] == ["theirs"]
 
 
+@pytest.mark.long  # it fails if other tests use the same clusters
 async def test_syncers_run_in_a_separate_cluster(world: World) -> None:
     await world.add_secret("apart", {"kubeconfig": await world.account()})
-    await world.ensure(world.physical, NAMESPACES, object_named(SYSTEM))
     await allow_tokens(world)
-    deploy = ("--deploy-kubeconfig", str(world.plane.kubeconfig))
+    deploy = ("--deploy-kubeconfig", str(await management_kubeconfig(world)))
     with world.manager(*deploy):
         await world.add_binding("apart")
         binding = await world.reaches("apart", "Ready")
@@ -409,6 +413,7 @@ async def test_syncers_run_in_a_separate_cluster(world: World) -> None:
         with separate_syncer(world, arguments, await mounted_secret(world, "tapestry-syncer-apart")):
             in_use = lambda obj: keys.SYNCER_FINALIZER in obj["metadata"]["finalizers"]  # noqa: E731
             await wait_for(world.virtual, CLUSTER_BINDINGS, "apart", until=in_use)
+            await sync_node_and_pod(world)
             await world.unbind("apart")
         assert await world.physical.list(DEPLOYMENTS, labels=ours) == []
         assert await world.physical.list(SECRETS, SYSTEM, labels=ours) == []
@@ -416,10 +421,38 @@ async def test_syncers_run_in_a_separate_cluster(world: World) -> None:
 
 async def allow_tokens(world: World) -> None:
     """Grant the manager what `tapestry manifests --issue-tokens` grants."""
-    role = await world.virtual.get(ROLES, "tapestry-manager", SYSTEM)
-    places = {Placeholder.MANAGER_NAMESPACE: SYSTEM}
-    rules = [*role["rules"], *policy_rules(with_names(MANAGER_TOKEN_PERMISSIONS, places))]
-    await world.virtual.patch(ROLES, role, {"rules": rules})
+    for obj in installation_objects(issues_tokens=True):
+        if name_of(obj) == TOKENS_ROLE:
+            await world.ensure(world.virtual, RESOURCES[obj["kind"]], obj)
+
+
+async def management_kubeconfig(world: World) -> Path:
+    """Apply `tapestry manifests --management`, and return a kubeconfig of its account."""
+    for obj in management_objects(SYSTEM):
+        await world.ensure(world.physical, RESOURCES[obj["kind"]], obj)
+    token = await world.physical.request_token("tapestry-manager", SYSTEM, seconds=3600)
+    file = world.folder / "management.kubeconfig"
+    file.write_bytes(kubeconfig(world.plane, token["token"]))
+    return file
+
+
+async def sync_node_and_pod(world: World) -> None:
+    """Lease a node to the binding `apart`, and run a pod on it until it is deleted."""
+    policy = {"apiVersion": POLICIES.api_version, "kind": POLICIES.kind, **object_named("apart")}
+    await world.virtual.create(POLICIES, {**policy, "spec": {"cluster": "apart"}})
+    await world.ensure(world.physical, PRIORITY_CLASSES, priority_class())
+    await world.ensure(world.physical, NODES, object_named("n1"))
+    amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready("True")]}
+    await world.physical.patch(NODES, object_named("n1"), {"status": status}, subresource="status")
+    await wait_until(world.virtual, NODES, "vnode-apart-n1", lends(cpu="4"))
+    await world.virtual.create(PODS, new_pod("apart", "vnode-apart-n1", automountServiceAccountToken=False))
+    is_mapped = lambda obj: is_condition_true(obj, keys.MAPPED_CONDITION)  # noqa: E731
+    await wait_until(world.virtual, PODS, "apart", is_mapped, "default")
+    assert len(await world.physical.list(PODS, MOUNT)) == 1
+    await world.virtual.delete(PODS, object_named("apart", "default"))
+    await wait_until_gone(world.virtual, PODS, "apart", "default")
+    assert await world.physical.list(PODS, MOUNT) == []
 
 
 async def mounted_secret(world: World, name: str) -> Path:
@@ -453,6 +486,7 @@ def separate_syncer(world: World, arguments: list[str], secret: Path) -> Iterato
 
 async def test_metrics_require_the_right_to_read_them(world: World, shared_plane: Plane) -> None:
     (port,) = free_ports(1)
+    reader = await metrics_reader(world)
     await world.add_binding("counted", mountNamespace=None)
     with world.manager("--metrics-bind-address", f"0.0.0.0:{port}"):
         await world.reaches("counted", "Failed", "ValidationFailed")
@@ -461,12 +495,24 @@ async def test_metrics_require_the_right_to_read_them(world: World, shared_plane
             while not re.search(
                 r'tapestry_bindings\{phase="Failed"\} [1-9]', page
             ):  # bindings of other tests count too
-                status, page = await asyncio.to_thread(metrics, port, shared_plane.token)
+                status, page = await asyncio.to_thread(metrics, port, reader)
                 assert status == 200
         assert 'tapestry_is_leader{election="tapestry-manager"} 1.0' in page
+        assert (await asyncio.to_thread(metrics, port, shared_plane.token))[0] == 200
         own = json.loads(world.manager_kubeconfig.read_text())["users"][0]["user"]["token"]
         assert (await asyncio.to_thread(metrics, port, own))[0] == 403  # a right that the manager does not need
         await world.unbind("counted")
+
+
+async def metrics_reader(world: World) -> str:
+    """Return a token of an account with the role that the guide to monitoring binds to Prometheus."""
+    reference = {"apiGroup": CLUSTER_ROLES.group, "kind": CLUSTER_ROLES.kind, "name": METRICS_READER_ROLE}
+    subject = {"kind": "ServiceAccount", "name": "prometheus", "namespace": SYSTEM}
+    await world.ensure(world.virtual, SERVICE_ACCOUNTS, object_named("prometheus", SYSTEM))
+    bound = {**object_named("prometheus-tapestry"), "roleRef": reference, "subjects": [subject]}
+    await world.ensure(world.virtual, CLUSTER_ROLE_BINDINGS, bound)
+    issued = await world.virtual.request_token("prometheus", SYSTEM, seconds=3600)
+    return str(issued["token"])
 
 
 def metrics(port: int, token: str) -> tuple[int, str]:

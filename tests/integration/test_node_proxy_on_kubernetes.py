@@ -5,22 +5,24 @@ import base64
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import aiohttp
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from tapestry.apis import keys
 from tapestry.apis.names import node_metrics_path, syncer_lease_name, syncer_name
 from tapestry.apis.permissions import SERVING_SIGNER
 from tapestry.apis.serving_certificates import service_names
-from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.access.certificates import CertificateAuthority, private_key_pem, subject_name
 from tapestry.apiserver.core.certificate_requests import alternative_names, parse_request
 from tapestry.controlplane.signers import SigningCa, signed_certificate
 from tapestry.kube.objects import Object, annotations_of, object_named, value_at
-from tapestry.kube.resources import LEASES, NODES, SECRETS, SERVICES, SIGNING_REQUESTS
+from tapestry.kube.resources import CONFIGMAPS, EVENTS, LEASES, NODES, SECRETS, SERVICES, SIGNING_REQUESTS
 from tapestry.kube.times import micro_timestamp
 from tapestry.local.kubernetes import free_ports
 
@@ -30,6 +32,7 @@ from .planes import Plane
 
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.2
+AN_HOUR = timedelta(hours=1)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -110,6 +113,55 @@ async def test_certificate_in_a_secret_is_reloaded(site: BoundClusters, tmp_path
         second = await write_secret("second")
         await until(lambda: presents(port_of(node), second))
         assert await requests_of(site) == []
+
+
+async def test_certificate_that_expires_soon_is_an_event(site: BoundClusters) -> None:
+    """More than 90% of its lifetime are over."""
+    key, subject, now = ec.generate_private_key(ec.SECP256R1()), subject_name("old"), datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
+    builder = builder.serial_number(7).not_valid_before(now - timedelta(hours=10)).not_valid_after(now + AN_HOUR)
+    pair = {
+        "tls.crt": builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM),
+        "tls.key": private_key_pem(key),
+    }
+    data = {name: base64.b64encode(content).decode() for name, content in pair.items()}
+    secret = object_named(f"{site.name}-expiring", "default")
+    await site.virtual.create(SECRETS, {**secret, "type": "kubernetes.io/tls", "data": data})
+    async with virtual_node(site, kubelet_secret=f"default/{site.name}-expiring"):
+
+        async def events() -> list[Object]:
+            fields = f"involvedObject.name={site.name},reason=ServingCertificateExpires"
+            return await site.virtual.list(EVENTS, "default", fields=fields)
+
+        await until(events)
+        (event,) = await events()
+        assert (event["type"], event["involvedObject"]["kind"]) == ("Warning", "ClusterBinding")
+        assert f"expires at {now + AN_HOUR:%Y-%m-%dT%H:%M:%SZ}" in event["message"]
+
+
+async def test_published_client_cas_are_reloaded(site: BoundClusters, tmp_path: Path) -> None:
+    """As when an administrator rotates the CA: API servers publish the new one beside the old one."""
+    new = CertificateAuthority(tmp_path / "new", "new")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    tls.load_cert_chain(*new.client_certificate("rotated", ["system:masters"]))
+    async with virtual_node(site) as node:
+        url = f"https://{LOOPBACK}:{port_of(node)}{node_metrics_path(node['metadata']['name'])}"
+
+        async def is_accepted() -> bool:
+            async with aiohttp.ClientSession() as session:
+                try:
+                    async with session.get(url, ssl=tls) as response:
+                        return response.status == 503  # authorized, but there is no usage
+                except (aiohttp.ClientConnectionError, ssl.SSLError):
+                    return False
+
+        assert not await is_accepted()
+        place = object_named("extension-apiserver-authentication", "kube-system")
+        published = await site.virtual.get(CONFIGMAPS, place["metadata"]["name"], "kube-system")
+        cas = {"client-ca-file": value_at(published, "data", "client-ca-file", default="") + new.certificate_pem()}
+        await site.virtual.patch(CONFIGMAPS, place, {"data": cas})
+        await until(is_accepted)
 
 
 async def test_nodes_show_the_address_of_the_service(site: BoundClusters) -> None:

@@ -19,29 +19,22 @@ from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.crds import crd, decode_spec
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import (
-    ADMISSION_POLICIES,
-    ADMISSION_POLICY_BINDINGS,
-    CLUSTER_ROLES,
     CRDS,
     DEPLOYMENTS,
-    NAMESPACES,
     PODS,
     SECRETS,
 )
+from tapestry.local.world import MANIFEST_RESOURCES
 from tapestry.manager.config import BindingsConfig
 from tapestry.manager.grants import Grant, binding_permissions
 from tapestry.manager.installation import installation_objects
-from tapestry.manager.manifests import KINDS, syncer_manifests
+from tapestry.manager.manifests import syncer_manifests
 from tapestry.manager.syncers import load_templates, packaged_templates, scopes, template_values
 
 from ..unit.local.worlds import MASTERS, World, new_cluster
 
 SYSTEM = "tapestry-system"
 WORKLOADS = ("deployments", "replicasets", "scheduler", "garbage")
-
-RESOURCES = {
-    each.kind: each for each in (*KINDS, CLUSTER_ROLES, CRDS, NAMESPACES, ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS)
-}
 
 
 def kubeconfig(world: World) -> str:
@@ -71,7 +64,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with new_cluster(tmp_path, *WORKLOADS) as world:
         for obj in installation_objects():
             if obj["kind"] != DEPLOYMENTS.kind:
-                await world.client.create(RESOURCES[obj["kind"]], obj)
+                await world.client.create(MANIFEST_RESOURCES[obj["kind"]], obj)
         for kind in (CLUSTER_BINDING, POLICY):
             await wait_for(world.client, CRDS, name_of(crd(kind)), until=is_established)
         data = {"kubeconfig": base64.b64encode(kubeconfig(world).encode()).decode()}
@@ -107,27 +100,64 @@ def has_ready(count: int) -> Callable[[Object | None], bool]:
 def kubectl_of(world: World, assets: Path) -> Callable[..., Awaitable[str]]:
     (world.folder / "kubeconfig").write_text(kubeconfig(world))
 
-    async def run(*arguments: str, fails: bool = False) -> str:
+    async def run(*arguments: str, code: int = 0) -> str:
         command = [assets / "kubectl", f"--kubeconfig={world.folder / 'kubeconfig'}", *arguments]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode != 0) is fails, done.stdout + done.stderr
-        return done.stderr if fails else done.stdout
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stderr if code else done.stdout
 
     return run
+
+
+async def start_simulated_pod(world: World) -> None:
+    spec = {"nodeName": "n", "containers": [{"name": "c", "image": "nginx"}]}
+    await world.client.create(PODS, {"metadata": {"name": "web", "namespace": "default"}, "spec": spec})
+    await world.wait_for_pod("web", lambda pod: is_condition_true(pod, "Ready"))
 
 
 async def test_kubectl_reads_the_log_line_of_simulated_pods(tmp_path: Path, kube_assets: Path) -> None:
     async with new_cluster(tmp_path, simulated=True) as world:
         kubectl = kubectl_of(world, kube_assets)
-        spec = {"nodeName": "n", "containers": [{"name": "c", "image": "nginx"}]}
-        await world.client.create(PODS, {"metadata": {"name": "web", "namespace": "default"}, "spec": spec})
-        await world.wait_for_pod("web", lambda pod: is_condition_true(pod, "Ready"))
+        await start_simulated_pod(world)
         assert await kubectl("logs", "web", "-f") == (
             "default/web is simulated: nothing runs in c, and nothing is written\n"
         )
         assert "1/1" in await kubectl("get", "pod", "web")
         assert "Ready" in await kubectl("get", "nodes")
-        assert "exit code 126" in await kubectl("exec", "web", "--", "true", fails=True)
+
+
+async def test_streams_of_simulated_pods_end_with_an_error(tmp_path: Path, kube_assets: Path) -> None:
+    async with new_cluster(tmp_path, simulated=True) as world:
+        kubectl = kubectl_of(world, kube_assets)
+        await start_simulated_pod(world)
+        source = tmp_path / "source"
+        source.touch()
+        for arguments in (["exec", "web", "--", "true"], ["attach", "-q", "web"], ["cp", str(source), "web:/tmp/x"]):
+            line, *rest = (await kubectl(*arguments, code=126)).splitlines()
+            assert line.startswith("default/web is simulated: ")
+            assert rest == ["command terminated with exit code 126"]
+        assert "simulated: nothing listens on port 80. " in await error_of_forwarding(world, kube_assets)
+
+
+async def error_of_forwarding(world: World, assets: Path) -> str:
+    """Return what `kubectl port-forward` writes after a connection to its port."""
+    process = await asyncio.create_subprocess_exec(
+        *(assets / "kubectl", f"--kubeconfig={world.folder / 'kubeconfig'}", "port-forward", "web", ":80"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            line = (await process.stdout.readline()).decode()
+            _, writer = await asyncio.open_connection("127.0.0.1", int(line.split("127.0.0.1:")[1].split()[0]))
+            writer.close()
+            assert process.stderr is not None
+            return (await process.stderr.readline()).decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
 
 
 async def test_syncer_processes_are_started_and_restarted(world: World, kube_assets: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,11 +14,10 @@ import msgspec
 import pytest
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.app import (
+from tapestry.apiserver.assembly import (
     build_account_tokens,
     build_authenticators,
-    build_connection_limiter,
-    build_inflight_limiter,
+    build_limiters,
     build_request_handler,
     build_server,
 )
@@ -80,17 +80,13 @@ async def ours(tmp_path: Path) -> AsyncIterator[Ours]:
     def now() -> datetime:
         return datetime.now(UTC)
 
-    store = LocalStore(MemoryLog())
+    store = LocalStore(MemoryLog(), ThreadPoolExecutor(1))
     accounts = build_account_tokens(config, store, tmp_path, now)
-    server = build_server(config, store, accounts, build_authenticators(config, accounts), now)
+    server = build_server(config, store, accounts, build_authenticators(config, accounts.now, accounts), now)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(store.run())
         await bootstrap.install(server)
-        yield Ours(
-            build_request_handler(
-                config, server, accounts, build_inflight_limiter(config), build_connection_limiter(config)
-            )
-        )
+        yield Ours(build_request_handler(config, server, accounts, build_limiters(config)))
         await server.close()
         running.cancel()
     store.close()

@@ -6,7 +6,7 @@ Manager and syncer run with the tokens of their own accounts. `attacks.py` lists
 import base64
 import os
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +14,15 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.names import physical_name, virtual_cluster_label
 from tapestry.apis.policies import POLICIES
+from tapestry.apis.serving_certificates import service_names, signing_request
 from tapestry.kube.conditions import is_condition_true
-from tapestry.kube.objects import Object, object_named, uid_of
+from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import (
     CONFIGMAPS,
     CSI_NODES,
@@ -33,10 +35,13 @@ from tapestry.kube.resources import (
     PODS,
     SECRETS,
     SERVICE_ACCOUNTS,
+    SERVICES,
+    SIGNING_REQUESTS,
 )
 from tapestry.local.world import install_manager
 
 from .attacks import MERGE, Attack, attacks, core, get, manager_attacks, patch, post
+from .attacks import SIGNING_REQUESTS as REQUESTS
 from .bound_clusters import (
     BoundClusters,
     bound_clusters,
@@ -48,7 +53,7 @@ from .bound_clusters import (
     wait_until,
 )
 from .forked import ForkedTapestry
-from .planes import Plane, Start
+from .planes import Plane, Start, kubeconfig_with
 
 SYSTEM = keys.SYSTEM_NAMESPACE
 NODE = "vnode-east-n1"
@@ -82,13 +87,6 @@ def certificate_authority(plane: Plane) -> Path:
     config = msgspec.json.decode(plane.kubeconfig.read_bytes())
     file = plane.kubeconfig.with_name("stolen-ca.pem")
     file.write_bytes(base64.b64decode(config["clusters"][0]["cluster"]["certificate-authority-data"]))
-    return file
-
-
-def kubeconfig_with(plane: Plane, token: str, file: Path) -> Path:
-    config = msgspec.json.decode(plane.kubeconfig.read_bytes())
-    config["users"][0]["user"] = {"token": token}
-    file.write_bytes(msgspec.json.encode(config))
     return file
 
 
@@ -178,7 +176,13 @@ async def add_targets(site: BoundClusters) -> str:
     await virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named("data", "team-b"), "spec": claim})
     about = {"kind": "Pod", "namespace": "team-b", "name": "other"}
     await virtual.create(EVENTS, {**object_named("theirs", "team-b"), "involvedObject": about, "reason": "Pulled"})
+    await virtual.create(SIGNING_REQUESTS, new_signing_request("theirs", "worker", {"10.0.0.1"}))
     return uid_of(west)
+
+
+def new_signing_request(name: str, syncer: str, names: Collection[str]) -> Object:
+    request = signing_request(name, syncer, names, ec.generate_private_key(ec.SECP256R1()))
+    return {"apiVersion": SIGNING_REQUESTS.api_version, "kind": SIGNING_REQUESTS.kind, **request}
 
 
 def new_working_pod() -> Object:
@@ -198,12 +202,8 @@ async def mapped_pod(site: BoundClusters) -> Object:
     cluster = virtual_cluster_label(uid_of(await site.virtual.get(NAMESPACES, "kube-system")))
     await wait_until(site.physical, PODS, physical_name(cluster, uid_of(binding), "team-a", "work"), bool, site.mount)
     return await wait_until(
-        site.virtual, PODS, name_of_pod(pod), lambda obj: is_condition_true(obj, keys.MAPPED_CONDITION), "team-a"
+        site.virtual, PODS, name_of(pod), lambda obj: is_condition_true(obj, keys.MAPPED_CONDITION), "team-a"
     )
-
-
-def name_of_pod(pod: Object) -> str:
-    return str(pod["metadata"]["name"])
 
 
 async def test_stolen_token_gives_no_access_beyond_its_binding(stolen: Stolen) -> None:
@@ -232,3 +232,26 @@ async def test_stolen_token_gives_no_access_beyond_its_binding(stolen: Stolen) -
         ),
     ]
     assert {status for status, _ in await stolen.statuses(allowed)} <= {200, 201}
+    assert await approved_requests(stolen) == ["own"]
+
+
+async def approved_requests(stolen: Stolen) -> list[str]:
+    """Request certificates for names of others, then for the syncer's own. Return the requests that are approved.
+
+    The manager sees the requests in the order of their creation, so the approval of the last one ends the wait.
+    """
+    virtual, east, west = stolen.site.virtual, "tapestry-syncer-east", "tapestry-syncer-west"
+    service = await wait_until(virtual, SERVICES, east, bool, SYSTEM)
+    own = service_names(service)
+    requests = {
+        "west": new_signing_request("west", west, own),
+        "west-name": new_signing_request("west-name", east, {f"{west}.{SYSTEM}.svc"}),
+        "api": new_signing_request("api", east, {*own, "kubernetes.default.svc"}),
+        "worker": new_signing_request("worker", "worker", {"worker"}),
+        "own": new_signing_request("own", east, own),
+    }
+    statuses = await stolen.statuses([post(REQUESTS, each) for each in requests.values()])
+    assert {status for status, _ in statuses} == {201}
+    await wait_until(virtual, SIGNING_REQUESTS, "own", lambda obj: value_at(obj, "status", "conditions"))
+    found = [await virtual.get(SIGNING_REQUESTS, name) for name in requests]
+    return [name_of(each) for each in found if value_at(each, "status", "conditions")]

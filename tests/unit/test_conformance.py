@@ -1,5 +1,6 @@
 """The verdict on a run of conformance tests."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,11 @@ def test_every_test_has_one_class_and_known_failures_exist() -> None:
     every = [name for names in classes.values() for name in names]
     assert len(every) == len(set(every))
     assert set(conformance.names_in(conformance.LISTS / "not-yet.txt")) <= set(every)
+
+
+def test_every_test_that_needs_streams_runs_or_says_why_not() -> None:
+    lines = (conformance.LISTS / "needs-streams.txt").read_text().splitlines()
+    names = conformance.names_in(conformance.LISTS / "needs-streams.txt")
+    reasons = [line for line in lines if re.fullmatch(r"# not run \([^)]+\): \[sig-.+ \[Conformance\]", line)]
+    assert (len(names), len(reasons)) == (14, 19)
+    assert len(lines) == len(names) + len(reasons) + 4

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.streams import remote_command
+from tapestry.streams import remote_command, spdy_connection
 from tapestry.streams.background import background_tasks
 from tapestry.streams.connection import SocketConnection
 from tapestry.streams.input_stream import MAX_UNREAD_BYTES
@@ -26,6 +26,7 @@ from tapestry.streams.remote_command import (
     failure_status,
     wait_for_disconnect,
 )
+from tapestry.streams.spdy import SpdyProtocol
 from tapestry.streams.spdy_connection import MAX_BACKLOG, SpdyConnection
 from tapestry.streams.websocket import WebSocket
 
@@ -240,6 +241,21 @@ async def test_streams_that_nobody_takes_are_limited() -> None:
             with pytest.raises(ConnectionRefusedError):
                 await client.open({})
             await server.next_stream()
+
+
+async def test_idle_spdy_peer_gets_pings_until_it_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spdy_connection, "PING_SECONDS", 0.01)
+    async with connected() as (near, far), asyncio.TaskGroup() as group:
+        pinging = group.create_task(SpdyConnection(near, is_server=True).ping_regularly())
+        protocol = SpdyProtocol(is_server=True)
+        expected = protocol.ping_frame() + protocol.ping_frame()
+        received = b""
+        while len(received) < len(expected):
+            received += await far.read()
+        assert received.startswith(expected)
+        assert not pinging.done()
+        far.abort()
+        await pinging
 
 
 # -- contents
