@@ -13,6 +13,7 @@ from benchmarks.fresh import fresh
 from benchmarks.table import Row, alone, say
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.app import run_apiserver
+from tapestry.apiserver.ca_publisher import CaBundle
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
@@ -134,16 +135,18 @@ SCENARIOS = {
 async def running_server(folder: Path) -> AsyncIterator[tuple[Any, Client]]:
     config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=str(folder))
     async with run_apiserver(config) as served:
-        yield served.server, Client(InProcessTransport(served.server, APISERVER_USER))
+        yield served.request_handler, Client(InProcessTransport(served.server, APISERVER_USER))
 
 
 async def cpu_per_object(name: str, count: int) -> float:
     """Return the microseconds of CPU per object, of the controller and the API server together."""
     scenario = SCENARIOS[name]
     with tempfile.TemporaryDirectory() as folder:
-        async with running_server(Path(folder)) as (server, client):
+        async with running_server(Path(folder)) as (handler, client):
             await scenario.create(client, count)
-            manager = control_plane_manager(server, "", [scenario.controller], CertificateAuthority(Path(folder)))
+            manager = control_plane_manager(
+                handler, CaBundle(), [scenario.controller], CertificateAuthority(Path(folder))
+            )
             objects = manager.informer(scenario.resource).store
             started = time.process_time()
             async with asyncio.timeout(TIMEOUT), asyncio.TaskGroup() as group:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from tests.integration.bound_clusters import TAPESTRY, BoundClusters, an_object, wait_until
+from tests.integration.bound_clusters import TAPESTRY, BoundClusters, new_object, wait_until
 from tests.integration.processes import running
 
 from benchmarks.table import Row, say
@@ -99,7 +99,7 @@ async def prepare(site: BoundClusters, namespace: str) -> None:
 
 
 def new_pod(namespace: str, name: str, label: str, node: str) -> Object:
-    return an_object(
+    return new_object(
         "Pod",
         {"name": name, "namespace": namespace, "labels": {POD: label}},
         spec={

@@ -475,6 +475,45 @@ def queries() -> Iterator[Case]:
     yield Case("queries", "20,000 accepted types", "GET", lists + "?limit=1", accept=",".join(["a/b;q=0.1"] * 6_000))
 
 
+def plain_rest() -> Iterator[Case]:
+    """Yield requests to the plain REST API of the server, which reads all objects of a kind to filter and to sort."""
+    lists, maps = f"/apiext/v1/configmaps?namespace={NAMESPACE}-full", f"/apiext/v1/configmaps?namespace={NAMESPACE}"
+    one = f"/apiext/v1/configmaps/large?namespace={NAMESPACE}"
+
+    def read(name: str, **query: str) -> Case:
+        return Case("plain REST", name, "GET", f"{lists}&{urlencode(query)}", is_stream="watch" in query)
+
+    def write(name: str, method: str, path: str, body: Callable[[], bytes], kind: str = JSON) -> Case:
+        return Case("plain REST", name, method, path, body, kind, as_tenant=True)
+
+    yield read("32 terms in all texts", filter=",".join(f"data.text!~y{n}" for n in range(32)))
+    yield read("32 terms in all objects", filter=",".join(f".data!~y{n}" for n in range(32)))
+    yield read("8 keys in all objects", sort=",".join([".data", "-.data.number", "labels.shard", "-name"] * 2))
+    yield read("10,000 terms", filter=",".join(f"name!=n{n}" for n in range(10_000)))
+    yield read("10,000 sort keys", sort=",".join("name" for _ in range(10_000)))
+    yield read("a field of 50,000 segments", filter=f"{'.a' * 50_000}=b")
+    yield read("the last page", sort="-created", page="20", limit="500")
+    yield read("a watch with 32 terms", watch="1", filter=",".join(f".data!~y{n}" for n in range(32)))
+    yield write("empty objects", "POST", maps, lambda: b'{"name":"a","x":[%b{}]}' % (b"{}," * 480_000))
+    yield write(
+        "many keys", "POST", maps, lambda: ENCODE({"name": "a", "data": {f"{n:06}": "" for n in range(150_000)}})
+    )
+    yield write("many fields", "POST", maps, lambda: ENCODE({f"{n:06}": "" for n in range(150_000)}))
+    yield write("a refused body", "POST", "/apiext/v1/clusterroles", lambda: b"[" * (2 << 20))
+    yield write("a million brackets", "PUT", one, lambda: b"[" * 1_000_000)
+    yield write(
+        "merge of 150,000 keys", "PATCH", one, lambda: ENCODE({"data": {f"k{n}": None for n in range(150_000)}})
+    )
+    yield write(
+        "10,000 operations",
+        "PATCH",
+        one,
+        lambda: ENCODE([{"op": "test", "path": "", "value": {"a": n}} for n in range(10_000)]),
+        JSON_PATCH,
+    )
+    yield Case("plain REST", "an unknown kind", "GET", "/apiext/v1/nothing")
+
+
 def large() -> Iterator[Case]:
     """Yield large but legitimate requests."""
     lists = f"/api/v1/namespaces/{NAMESPACE}-full/configmaps"
@@ -527,8 +566,13 @@ def large() -> Iterator[Case]:
     )
     widget = {"apiVersion": "hostile.example/v1", "kind": "Big", **new_object("a"), "spec": {"f1": {"a": "b"}}}
     yield case("object of a large definition", "POST", f"{CUSTOM}/bigs{DRY}", lambda: ENCODE(widget))
+    plain = "/apiext/v1/configmaps"
+    yield case("plain page of 500", "GET", f"{plain}?namespace={NAMESPACE}-full&limit=500")
+    yield case("plain list, by label", "GET", f"{plain}?namespace={NAMESPACE}-full&filter=labels.shard%3D3")
+    yield case("plain list, sorted", "GET", f"{plain}?namespace={NAMESPACE}-full&sort=-created,name")
+    yield case("plain object of 3 MiB", "GET", f"{plain}/large?namespace={NAMESPACE}")
 
 
 def hostile() -> Iterator[Case]:
-    for part in (pods, rights, patches, bodies, custom_resources, definitions, queries):
+    for part in (pods, rights, patches, bodies, custom_resources, definitions, queries, plain_rest):
         yield from part()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.e2e.images import write_image
+from tests.e2e.images import Contents, write_images
 from tests.e2e.nodes import Kit, missing_requirements, network
 from tests.e2e.stream_servers import WEBSOCKETS, Access, Servers, stream_servers
 from tests.integration.processes import rss_megabytes
@@ -43,7 +43,7 @@ def rows() -> Iterator[Row]:
         return
     with tempfile.TemporaryDirectory() as folder, network():
         image = Path(folder) / "image.tar"
-        write_image(image, Path(shutil.which("busybox") or ""), assets / "kubectl")
+        write_images(image, Contents(Path(shutil.which("busybox") or ""), (assets / "kubectl",)))
         with stream_servers(Path(folder), Kit(assets, image)) as servers:
             yield from throughput_rows(servers, Path(folder))
             yield from latency_rows(servers)
