@@ -146,8 +146,9 @@ def wire_copies(syncer: Syncer, requeue_pod: Callable[[str], None]) -> tuple[Cop
     def schedule_sweep(namespace: str) -> None:
         unused.queue.add_after(namespace, SUMMARY_SECONDS)
 
-    def on_namespace_synced(namespace: str) -> None:
-        for key in copy_reconciler.copied_from(namespace):
+    def on_scope_synced(scope: str) -> None:
+        """Queue the sources in a scope: until now, a source that was not found may have existed."""
+        for key in copy_reconciler.sources_in(scope):
             copies.queue.add(key)
 
     copy_informers = {
@@ -158,7 +159,7 @@ def wire_copies(syncer: Syncer, requeue_pod: Callable[[str], None]) -> tuple[Cop
     }
     sources = SourceCache(
         lambda scope: copy_reconciler.is_scope_used(scope),
-        *(clients.virtual_reads, manager.now, source_changed, on_namespace_synced),
+        *(clients.virtual_reads, manager.now, source_changed, on_scope_synced),
         lambda scope: scopes.queue.add(scope),
     )
     copy_reconciler = CopyReconciler(

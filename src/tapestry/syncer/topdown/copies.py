@@ -220,6 +220,15 @@ class CopyReconciler:
         pods = self.caches.virtual_pods.store.iter_by("namespace", target)
         return any(self.may_run(pod.object, binding) for pod in pods)
 
+    def sources_in(self, scope: str) -> set[str]:
+        """Return the keys of the sources in a scope that are referred to or copied."""
+        kind, _, target = scope.partition("/")
+        if kind == SECRETS.plural:
+            return {scope}
+        pods = self.caches.virtual_pods.store.iter_by("namespace", target)
+        referred = (key for pod in pods for key in copy_dependencies(pod.object))
+        return {key for key in (*self.copied_from(target), *referred) if kind_of(key) == kind}
+
     def users(self, key: str, binding: Binding) -> Iterator[Object]:
         pods = (pod.object for pod in self.caches.virtual_pods.store.iter_by("refers", key))
         return (pod for pod in pods if self.may_run(pod, binding))

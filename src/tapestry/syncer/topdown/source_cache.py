@@ -49,7 +49,7 @@ class SourceCache:
     on_change: Callable[[str, Object | None, Object | None], None]
     """Called for each change with (key, before, after)."""
     after_sync: Callable[[str], None]
-    """Called with a namespace once all its objects of a kind, or one of its Secrets, are known."""
+    """Called with a scope once all its sources are known."""
     requeue: Callable[[str], None]
     """Requeues a scope."""
     idle_since: dict[str, datetime | None] = field(default_factory=dict, init=False)
@@ -128,7 +128,7 @@ class SourceCache:
         if (version_of(old) if old else None) != (version_of(new) if new else None):
             self.on_change(key, old, new)
         if is_first:
-            self.after_sync(key.split("/")[1])
+            self.after_sync(key)
 
     def _informer(self, kind: str, target: str) -> Informer:
         namespace, _, name = target.partition("/")
@@ -138,7 +138,7 @@ class SourceCache:
         )
         informer.with_name(f"virtual_{kind}")
         informer.on_change(partial(self._changed, kind))
-        informer.after_sync(lambda: self.after_sync(namespace))
+        informer.after_sync(lambda: self.after_sync(f"{kind}/{target}"))
         return informer
 
     def _changed(self, kind: str, old: Object | None, new: Object | None) -> None:

@@ -131,7 +131,7 @@ def concerns_copies(call: str) -> bool:
 @pytest.mark.parametrize(
     "world",
     [
-        pytest.param(copy_follows_its_source, marks=pytest.mark.long),  # two replays end differently: not understood
+        copy_follows_its_source,
         copy_and_its_users_are_replaced,
         tokens_are_issued_renewed_and_deleted,
     ],

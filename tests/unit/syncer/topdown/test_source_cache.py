@@ -86,7 +86,7 @@ async def test_namespace_is_synced_after_its_first_pod() -> None:
         assert world.sources.get("secrets/shop/settings") is None
         assert not world.sources.is_synced("configmaps/bank/settings")
         assert world.sources.get("configmaps/bank/settings") is None
-        assert set(world.known) == {"shop"}
+        assert set(world.known) == {"configmaps/shop"}
 
 
 @in_virtual_time
