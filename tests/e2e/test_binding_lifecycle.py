@@ -78,6 +78,7 @@ from tapestry.kube.objects import (
     uid_of,
     value_at,
 )
+from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -455,6 +456,18 @@ async def remove_owner_labels(world: World) -> None:
     await world.virtual.delete(PODS, object_named("second", "default"))
 
 
+async def lose_twin(world: World) -> None:
+    """Delete a twin by force. The syncer reads it live before it ends the pod."""
+    await world.virtual.create(PODS, new_pod("lost"))
+    twin = await world.name_below("lost")
+    await wait_for_object(world.physical, PODS, twin, bool, MOUNT)
+    mapped = lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION)  # noqa: E731
+    await wait_for_object(world.virtual, PODS, "lost", mapped, "default")
+    await world.physical.delete(PODS, object_named(twin, MOUNT), grace_seconds=0)
+    await wait_for_object(world.virtual, PODS, "lost", is_pod_terminal, "default")
+    await world.virtual.delete(PODS, object_named("lost", "default"))
+
+
 @asynccontextmanager
 async def without_labels(client: Client, resource: Resource, labels: str) -> AsyncIterator[None]:
     """Remove the owner labels from all selected objects, and restore them on exit."""
@@ -557,6 +570,7 @@ STEPS: tuple[Callable[[World], Any], ...] = (
     change_pod_and_dependencies,
     grow_volume,
     remove_owner_labels,
+    lose_twin,
     delete_service,
     pause_physical_api_server,
     end_lease,

@@ -1,6 +1,7 @@
 """A real etcd that a test can kill and restart, and stores on top of it."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import time
@@ -81,6 +82,7 @@ class Etcd:
         """Stop the process with SIGSTOP.  Its connections stay open and silent until `resume`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # its threads may run for a while after the signal
 
     def resume(self) -> None:
         assert self._process is not None
