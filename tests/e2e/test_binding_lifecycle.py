@@ -468,6 +468,12 @@ async def lose_twin(world: World) -> None:
     await world.virtual.delete(PODS, object_named("lost", "default"))
 
 
+async def remove_csi_drivers(world: World) -> None:
+    """Delete the CSINode of the physical node. When a node is deleted, the garbage collector can be first."""
+    await world.physical.delete(CSI_NODES, object_named("n1"))
+    await wait_until_deleted(world.virtual, CSI_NODES, NODE)
+
+
 @asynccontextmanager
 async def without_labels(client: Client, resource: Resource, labels: str) -> AsyncIterator[None]:
     """Remove the owner labels from all selected objects, and restore them on exit."""
@@ -571,6 +577,7 @@ STEPS: tuple[Callable[[World], Any], ...] = (
     grow_volume,
     remove_owner_labels,
     lose_twin,
+    remove_csi_drivers,
     delete_service,
     pause_physical_api_server,
     end_lease,
