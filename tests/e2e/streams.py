@@ -3,7 +3,6 @@
 Each check uses one protocol between kubectl and its API server: WebSocket, or SPDY, which older clients use.
 """
 
-import asyncio
 import fcntl
 import json
 import os
@@ -12,6 +11,7 @@ import re
 import select
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import termios
@@ -22,7 +22,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import aiohttp
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from tapestry.local.kubernetes import ControlPlane
 
@@ -208,18 +209,19 @@ class Streams:
                 if reader.is_alive():
                     reader.join()
 
-    async def check_websocket_client(self, plane: ControlPlane, pod: str) -> None:
+    def check_websocket_client(self, plane: ControlPlane, pod: str) -> None:
         """Run a command as clients with the first WebSocket protocol do, which API servers do not translate."""
-        url = f"{plane.url}/api/v1/namespaces/{self.namespace}/pods/{pod}/exec"
-        query = {"command": "hostname", "stdout": "true"}
+        address = plane.url.replace("https:", "wss:", 1)
+        url = f"{address}/api/v1/namespaces/{self.namespace}/pods/{pod}/exec?command=hostname&stdout=true"
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
         headers = {"Authorization": f"Bearer {plane.token}"}
-        async with (
-            asyncio.timeout(SECONDS),
-            aiohttp.ClientSession(headers=headers) as session,
-            session.ws_connect(url, params=query, protocols=(WEBSOCKET_CHANNEL,), ssl=False) as channel,
-        ):
-            assert channel.protocol == WEBSOCKET_CHANNEL
-            frames = [message.data async for message in channel if message.type is aiohttp.WSMsgType.BINARY]
+        protocols = [Subprotocol(WEBSOCKET_CHANNEL)]
+        with connect(
+            url, ssl=tls, subprotocols=protocols, additional_headers=headers, proxy=None, open_timeout=SECONDS
+        ) as channel:
+            assert channel.subprotocol == WEBSOCKET_CHANNEL
+            frames = [frame for frame in channel if isinstance(frame, bytes)]
         output = b"".join(frame[1:] for frame in frames if frame[:1] == bytes([STDOUT_CHANNEL]))
         assert output.strip() == pod.encode()
 

@@ -244,7 +244,7 @@ def check_streams(world: World, folder: Path) -> None:
     streams.check_attach("parrot")
     streams.with_spdy().check_debug(second)
     streams.check_logs("talk")
-    asyncio.run(streams.check_websocket_client(world.virtual.plane, first))
+    streams.check_websocket_client(world.virtual.plane, first)
 
 
 def check_isolation_of_bindings(world: World) -> None:
