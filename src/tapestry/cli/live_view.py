@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleDimensions
 from tapestry.client.client import Client
 from tapestry.inspect.screen import Footer, screen
 from tapestry.inspect.world_state import WorldState, WorldWatcher
-from tapestry.local.child_processes import input_guard
+from tapestry.process.child_processes import input_guard
 
 TERMINAL_POLL_INTERVAL = 1.0
 """Seconds between checks whether this process is in the foreground of the terminal."""

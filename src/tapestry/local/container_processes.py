@@ -19,12 +19,12 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from tapestry.local.child_processes import ChildProcess, Streams, child, guarded_process, pump_output
 from tapestry.local.container_commands import Launch
 from tapestry.local.container_init import TERMINAL_MESSAGE, Command
 from tapestry.local.container_root import Mount, Root
 from tapestry.local.descriptor_streams import DRAIN_SECONDS, read_output, receive_descriptors, write_input
 from tapestry.local.pod_sandbox import INIT_PROGRAM, PodSandbox
+from tapestry.process.child_processes import ChildProcess, Streams, child, guarded_process, pump_output
 
 MAX_PENDING_OUTPUT = 4 << 20
 """Bytes that an attached client may be behind before it is detached."""

@@ -31,9 +31,9 @@ from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controlplane.app import OPTIONAL_CONTROLLERS, control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import EMPTY_MAPPING
-from tapestry.local.child_processes import exit_future
 from tapestry.local.kubernetes import COMPONENTS, Component, ControlPlane, find_assets, free_ports, write_private
 from tapestry.local.nodes import PROCESS_POD_NETWORK
+from tapestry.process.child_processes import exit_future
 from tapestry.process.logs import logger
 
 log = logger(__name__)

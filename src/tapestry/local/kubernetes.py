@@ -29,7 +29,7 @@ from typing import Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from tapestry.client.kubeconfig_entries import kubeconfig_document
-from tapestry.local.child_processes import GUARD_COMMAND
+from tapestry.process.child_processes import GUARD_COMMAND
 
 KUBERNETES_VERSION = "1.34.3"
 ETCD_VERSION = "3.6.8"

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import tapestry
 from tapestry.local import container_init
-from tapestry.local.child_processes import Streams, guarded_process
 from tapestry.local.descriptor_streams import CHUNK, receive_descriptors
+from tapestry.process.child_processes import Streams, guarded_process
 
 INIT_SCRIPT = f"import sys; sys.path.append(sys.argv.pop(1)); from {container_init.__name__} import main; main()"
 INIT_PROGRAM = (sys.executable, "-I", "-S", "-c", INIT_SCRIPT, str(Path(tapestry.__file__).parents[1]))

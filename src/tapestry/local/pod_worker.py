@@ -17,7 +17,6 @@ import aiohttp
 from tapestry.kube.objects import Object, name_of, uid_of, value_at
 from tapestry.kube.pods import containers_of, is_sidecar
 from tapestry.kube.times import parse_time
-from tapestry.local.child_processes import child
 from tapestry.local.container_commands import Launch
 from tapestry.local.container_logs import ContainerLog
 from tapestry.local.container_processes import PodEnvironment, RunningContainer, container_process, start_command
@@ -32,6 +31,7 @@ from tapestry.local.statuses import (
     terminated_state,
     waiting_state,
 )
+from tapestry.process.child_processes import child
 
 MIN_BACKOFF, MAX_BACKOFF = 10.0, 300.0
 BACKOFF_RESET_SECONDS = 600.0

@@ -27,7 +27,6 @@ from tapestry.kube.resources import CONFIGMAPS, PODS, RUNTIME_CLASSES, SECRETS
 from tapestry.kube.usage import ContainerUsage, PodUsage
 from tapestry.local import nodes
 from tapestry.local.bound_pods import BoundPods, bound_pods
-from tapestry.local.child_processes import PAGE_BYTES, process_tree_stat, uptime
 from tapestry.local.container_commands import ProcessPolicy, container_rejection_reason, rejection_reason
 from tapestry.local.container_logs import read_log
 from tapestry.local.container_processes import RunningContainer, start_command
@@ -48,6 +47,7 @@ from tapestry.local.statuses import (
 )
 from tapestry.local.usage import CpuRates, CpuSample
 from tapestry.local.volume_sources import MissingSource, SourceReferences, Sources, source_references
+from tapestry.process.child_processes import PAGE_BYTES, process_tree_stat, uptime
 from tapestry.process.logs import logger
 
 log = logger(__name__)

@@ -52,7 +52,6 @@ from tapestry.local.cluster_processes import (
     TAPESTRY_PROGRAM,
     ClusterProcesses,
     ReportLine,
-    StallDetector,
     is_responding,
     open_client,
 )
@@ -63,6 +62,7 @@ from tapestry.manager.installation import installation_objects
 from tapestry.manager.join_steps import Cluster
 from tapestry.manager.joining import Plan, join
 from tapestry.manager.offers import Offer
+from tapestry.process.supervised_processes import StallDetector
 
 __all__ = ["RESCAN_SIGNAL", "TAPESTRY_PROGRAM", "VIRTUAL", "World", "WorldError"]
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tapestry.controller.testing import run
 from tapestry.kube.objects import Object
-from tapestry.local.child_processes import child
 from tapestry.local.probes import Prober, probe_results
+from tapestry.process.child_processes import child
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tapestry.local.child_processes import GUARD_COMMAND, ChildProcess, child, input_guard, process_stat, uptime
+from tapestry.process.child_processes import GUARD_COMMAND, ChildProcess, child, input_guard, process_stat, uptime
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 
@@ -124,7 +124,7 @@ def test_child_works_on_uvloop(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from tapestry.local.child_processes import child
+from tapestry.process.child_processes import child
 
 def write(data):
     sys.stdout.buffer.write(data)

@@ -1,15 +1,30 @@
-"""Processes of clusters: start timeouts and exit messages."""
+"""Supervised processes: restarts, stalled starts and exit messages."""
 
+import asyncio
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tapestry.kube.names import dns_label_error
-from tapestry.local.cluster import ClusterPlan
-from tapestry.local.cluster_processes import ClusterProcess, StallDetector, exit_text
+from tapestry.process.supervised_processes import StallDetector, SupervisedProcess, exit_text
+
+
+async def test_killed_process_is_restarted_until_cancelled(tmp_path: Path) -> None:
+    started, lines = tmp_path / "started", list[str]()
+    os.mkfifo(started)  # a reader waits until the process has written its ID
+    process = SupervisedProcess(tmp_path, ("sh", "-c", f"echo $$ > {started}; exec sleep 1000"), has_responded=True)
+    running = asyncio.create_task(process.supervise(lines.append))
+    os.kill(int(await asyncio.to_thread(started.read_text)), signal.SIGKILL)
+    second = int(await asyncio.to_thread(started.read_text))
+    assert process.pid == second
+    assert lines == [f"{tmp_path.name} was killed by SIGKILL; restarting"]
+    running.cancel()
+    await asyncio.wait([running])
+    with pytest.raises(ProcessLookupError):
+        os.kill(second, 0)
+    assert process.pid == 0
 
 
 class Clock:
@@ -51,21 +66,9 @@ def test_exit_text_names_signal_or_last_log_line(code: int, log: str, text: str)
 
 
 def test_full_disk_replaces_log_in_exit_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = ClusterProcess(tmp_path, ())
+    process = SupervisedProcess(tmp_path, ())
     process.log.write_text("all is well\n")
     assert exit_text(1, process.log_tail()) == "exited with 1: all is well"
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
     assert exit_text(1, process.log_tail()) == f"exited with 1: no space is left on the disk of {tmp_path}; free some"
-
-
-@given(st.text(min_size=1, max_size=80).filter(lambda name: "/" not in name and "\0" not in name))
-def test_any_folder_gives_valid_cluster_name(name: str) -> None:
-    assert dns_label_error(f"{ClusterPlan(Path('/data') / name).name}-500") is None
-
-
-@pytest.mark.parametrize(
-    ("folder", "name"), [("a_b", "a-b"), ("East.1", "east-1"), ("_", "cluster"), ("cluster-1", "cluster-1")]
-)
-def test_cluster_name_is_close_to_folder_name(folder: str, name: str) -> None:
-    assert ClusterPlan(Path("/data") / folder).name == name
