@@ -10,8 +10,6 @@ import click
 import uvloop
 import yaml
 
-from tapestry.apiserver.access.certificates import CertificateAuthority
-from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.store import StorageError
 from tapestry.cli import apiserver_data
@@ -29,8 +27,9 @@ from tapestry.cli.process_runner import (
 )
 from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.controller.app import GC_THRESHOLDS
-from tapestry.controlplane.app import check_patterns, control_plane_manager, has_workload_controllers
+from tapestry.controlplane.app import check_patterns, has_workload_controllers
 from tapestry.kube.times import parse_duration
+from tapestry.planes.standalone import run_standalone
 from tapestry.process import logs
 from tapestry.process.config import load_config
 from tapestry.process.system import return_large_blocks_to_system, stop_event
@@ -177,18 +176,16 @@ for command in apiserver_data.COMMANDS:
 async def serve(settings: ApiServerConfig) -> None:
     stopping = stop_event()
     async with (
-        run_apiserver(settings, mounted_handlers=installed_apiext_handlers()) as served,
+        run_standalone(settings, installed_apiext_handlers()) as running,
         asyncio.TaskGroup() as group,
     ):
-        signing = CertificateAuthority(served.folder / "pki")
-        manager = control_plane_manager(served.request_handler, served.ca_bundle, settings.controllers, signing)
-        group.create_task(manager.run(), name="controllers")
+        group.create_task(running.manager.run(), name="controllers")
         if not has_workload_controllers(settings.controllers):
             log.info("API server runs no workload controllers; use `tapestry cluster` for Deployments and Jobs")
-        if "local" in served.addresses:
-            write_kubeconfig(served.folder / "kubeconfig", served.addresses["local"])
+        if "local" in running.server.addresses:
+            write_kubeconfig(running.server.folder / "kubeconfig", running.server.addresses["local"])
         await stopping.wait()
-        manager.stop()
+        running.manager.stop()
 
 
 def write_kubeconfig(file: Path, address: str) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 import yaml
 
 from tapestry.apiserver.access.certificates import CertificateAuthority, front_proxy_ca
-from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.bootstrap import FRONT_PROXY_CLIENT
 from tapestry.apiserver.core.config import ApiServerConfig, KubeletClientConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
@@ -28,11 +27,12 @@ from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.controller import Manager
 from tapestry.controller.app import new_identity
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
-from tapestry.controlplane.app import OPTIONAL_CONTROLLERS, control_plane_manager
+from tapestry.controlplane.app import OPTIONAL_CONTROLLERS
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import EMPTY_MAPPING
 from tapestry.local.kubernetes import COMPONENTS, Component, ControlPlane, find_assets, free_ports, write_private
 from tapestry.local.nodes import PROCESS_POD_NETWORK
+from tapestry.planes.standalone import run_standalone
 from tapestry.process.child_processes import exit_future
 from tapestry.process.logs import logger
 
@@ -66,15 +66,14 @@ async def tapestry_control_plane(
 ) -> AsyncIterator[RunningCluster]:
     """Run our API server, controllers and scheduler in this process while the context is open."""
     settings = api_server_config(folder)
-    async with run_apiserver(settings, mounted_handlers=mounted_handlers) as served:
-        authority = CertificateAuthority(folder / "pki")
+    async with run_standalone(settings, mounted_handlers) as running:
         write_kubeconfig(folder, settings)
-        client = Client(InProcessTransport(served.request_handler, APISERVER_USER))
-        manager = control_plane_manager(served.request_handler, served.ca_bundle, settings.controllers, authority)
+        client = Client(InProcessTransport(running.server.request_handler, APISERVER_USER))
+        kubelet_client_ca = CertificateAuthority(folder / "pki").certificate_file
         proxy_ca = front_proxy_ca(folder)
         proxy_ca.certificate_pem()
         server = f"https://{settings.secure_address}"
-        yield RunningCluster(server, client, manager, authority.certificate_file, proxy_ca.certificate_file)
+        yield RunningCluster(server, client, running.manager, kubelet_client_ca, proxy_ca.certificate_file)
 
 
 def api_server_config(folder: Path) -> ApiServerConfig:
