@@ -4,6 +4,7 @@ A test that uses one of these fixtures is marked `kubernetes`.  Each test gets a
 other.  A test that kills, pauses or reconfigures a process starts a separate `ControlPlane`.
 """
 
+import gc
 import os
 import secrets
 import subprocess
@@ -53,6 +54,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     for reason, count in reasons.items():
         terminalreporter.write_line(f"skipped {count}: {reason}", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def _enabled_garbage_collector() -> Iterator[None]:
+    """Enable the garbage collector after each test: an API server that handled large requests enables it later."""
+    yield
+    gc.enable()
 
 
 def released_chart(name: str) -> str:
