@@ -63,6 +63,7 @@ class SocketConnection(asyncio.Protocol):
     def take_over(cls, transport: asyncio.Transport, on_lost: Callable[[], None] | None = None) -> Self:
         """Return a connection on a transport that another protocol has used."""
         connection = cls(on_lost)
+        transport.pause_reading()  # uvloop passes data to the former protocol until reading starts again
         transport.set_protocol(connection)
         connection.connection_made(transport)
         transport.resume_reading()

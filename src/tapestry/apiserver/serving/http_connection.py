@@ -18,7 +18,7 @@ from typing import cast
 
 import httptools
 
-from tapestry.apiserver.core.responses import BODYLESS_STATUSES
+from tapestry.apiserver.core.responses import BODYLESS_STATUSES, CHUNK_BYTES
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.process.logs import logger
 from tapestry.streams.connection import SocketConnection, enable_keepalive
@@ -34,8 +34,8 @@ LINGERING_CLOSE_SECONDS = 2.0
 """Seconds for which input is drained after a response that was sent before the request was complete."""
 WRITE_STALL_SECONDS = 60.0
 """Seconds after which a client that does not read its response is disconnected."""
-CHUNK_BYTES = 1 << 17
-"""Chunk size in bytes of a long response, to limit copies in memory."""
+READ_BYTES = 1 << 18
+"""Bytes that are read at once."""
 BODY_HEADERS = frozenset({"content-length", "transfer-encoding"})
 """Headers of requests that have a body."""
 
@@ -211,9 +211,11 @@ class Listener:
     connection_limiter: ConnectionLimiter
     connections: set["HttpConnection"] = field(default_factory=set, init=False)
     is_stopped: bool = field(default=False, init=False)
+    read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)), init=False)
+    """Buffer for the input of any connection, which is parsed before anything else is read."""
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """One client connection."""
 
     peer = ""
@@ -269,12 +271,15 @@ class HttpConnection(asyncio.Protocol):
         if self.task is not None and not self._is_upgraded:
             self.task.cancel()  # also if it waits for the client to read
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _: int) -> memoryview:
+        return self._listener.read_buffer
+
+    def buffer_updated(self, count: int) -> None:
         if self._ignores_input:
             return
-        self._head_bytes += len(data)
+        self._head_bytes += count
         try:
-            self._feed(data)
+            self._feed(self._listener.read_buffer[:count])
         except httptools.HttpParserError:
             self._send_error(400)
             return
@@ -295,11 +300,11 @@ class HttpConnection(asyncio.Protocol):
             self._write_blocked.set_result(None)
         self._write_blocked = None
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: memoryview) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            request, rest = self._pending[-1], data[upgrade.args[0] :]
+            request, rest = self._pending[-1], bytes(data[upgrade.args[0] :])
             if request.method == "CONNECT":
                 return
             # a client that sends before the answer hides a request from a proxy

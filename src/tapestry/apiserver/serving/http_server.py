@@ -105,7 +105,7 @@ class HttpServer(Listener):
         loop, made = asyncio.get_running_loop(), self._protocol_factory(tls)
         self._server = await loop.create_server(made, sock=bound, backlog=BACKLOG)
 
-    def _protocol_factory(self, tls: ssl.SSLContext | None) -> Callable[[], asyncio.Protocol]:
+    def _protocol_factory(self, tls: ssl.SSLContext | None) -> Callable[[], asyncio.BaseProtocol]:
         return lambda: HttpConnection(self) if tls is None else Handshake(self, tls)
 
     @property
