@@ -23,8 +23,9 @@ R = TypeVar("R")
 
 MAX_UNCHUNKED_BYTES = 1 << 20
 """Maximum size in bytes of a list response that is sent in one piece."""
-CHUNK_BYTES = 1 << 18
-"""Chunk size in bytes of a longer response."""
+CHUNK_BYTES = 48 << 10
+"""Size of the chunks in which long responses are sent. The allocator reuses blocks of less than 64 KiB; it maps larger
+ones anew, and each page of them costs as much as encrypting it."""
 CREATED_STATUS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 MAX_WARNING_LENGTH = 4096
 BODYLESS_STATUSES = (204, 304)
