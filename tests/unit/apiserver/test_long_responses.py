@@ -11,7 +11,7 @@ from tapestry.apiserver.core.resource_registry import ResourceRegistry, publishe
 from tapestry.apiserver.core.responses import CHUNK_BYTES, ApiResponse, ChunkedBody, list_response
 from tapestry.apiserver.core.store import Key, ObjectVersion
 from tapestry.apiserver.handlers.views import MAX_COPIED_BYTES, encode_list, encoded_list_parts
-from tapestry.apiserver.handlers.watches import BATCH_BYTES, BATCH_SIZE, WatchResponse, batches
+from tapestry.apiserver.handlers.watches import BATCH_SIZE, WatchResponse, batches
 from tapestry.kube.resources import CONFIGMAPS
 
 from .conftest import ServerClient
@@ -59,7 +59,7 @@ async def test_long_list_is_encoded_when_it_is_sent(call: ServerClient) -> None:
     assert list_response([b"[", b"]"]).body == b"[]"
 
 
-@given(st.lists(st.integers(0, BATCH_BYTES * 2), max_size=40), st.booleans())
+@given(st.lists(st.integers(0, CHUNK_BYTES * 2), max_size=40), st.booleans())
 def test_batches_are_complete_and_bounded(sizes: list[int], small: bool) -> None:
     objects = [
         ObjectVersion(Key("r", "", str(number)), number, b"x" * (size // 1000 if small else size), {})
@@ -69,16 +69,16 @@ def test_batches_are_complete_and_bounded(sizes: list[int], small: bool) -> None
     assert [each for part in parts for each in part] == objects
     for part in parts:
         assert 0 < len(part) <= BATCH_SIZE
-        assert len(part) == 1 or sum(len(each.raw) for each in part) <= BATCH_BYTES
+        assert len(part) == 1 or sum(len(each.raw) for each in part) <= CHUNK_BYTES
 
 
 async def test_initial_events_of_large_objects_come_in_several_chunks(call: ServerClient) -> None:
     for number in range(4):
-        await call.made(MAPS, {"metadata": {"name": f"m{number}"}, "data": {"a": "x" * BATCH_BYTES}})
+        await call.made(MAPS, {"metadata": {"name": f"m{number}"}, "data": {"a": "x" * CHUNK_BYTES}})
     response = await call.answer("GET", MAPS, watch="true", timeoutSeconds="1")
     assert isinstance(response, WatchResponse)
     chunks = response.chunks()
     texts = [await anext(chunks) for _ in range(4)]
     await chunks.aclose()
-    assert all(len(text) < 2 * BATCH_BYTES for text in texts)
+    assert all(len(text) < 2 * CHUNK_BYTES for text in texts)
     assert sum(text.count(b'"ADDED"') for text in texts) >= 4

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from tapestry.apiserver.core.resource_registry import ResourceInfo
+from tapestry.apiserver.core.responses import CHUNK_BYTES
 from tapestry.apiserver.core.store import EventType, ObjectVersion, Store, Subscription, WatchEvent, event_type
 from tapestry.apiserver.core.workers import LARGE_BYTES, RequestBudget
 from tapestry.kube.errors import ApiError
@@ -22,8 +23,6 @@ FINAL_BOOKMARK_SECONDS = 2.0
 """Seconds before its end at which a watch sends a final bookmark, so that the next watch resumes there."""
 BATCH_SIZE = 256
 """Maximum number of objects or events per chunk."""
-BATCH_BYTES = 1 << 18
-"""Maximum size in bytes of the objects or events of a chunk, if there is more than one."""
 INLINE_EVENTS = 16
 """Number of events that are always encoded on the event loop."""
 CLOCK_TOLERANCE = 0.01
@@ -227,7 +226,7 @@ def batches(items: Sequence[Stored]) -> Iterator[Sequence[Stored]]:
     """Yield the objects or events in parts with a maximum number and, except for single ones, a maximum size."""
     start = size = 0
     for index, item in enumerate(items):
-        if index - start >= BATCH_SIZE or (size + len(item.raw) > BATCH_BYTES and index > start):
+        if index - start >= BATCH_SIZE or (size + len(item.raw) > CHUNK_BYTES and index > start):
             yield items[start:index]
             start, size = index, 0
         size += len(item.raw)
