@@ -41,6 +41,8 @@ class SyncerSettings(Section, frozen=True):
     kubelet_service: bool = True
     """True if each syncer gets a Service, whose address its virtual nodes show.  The API server must reach Services."""
     priority_class_name: str = ""
+    image_pull_secrets: list[str] = field(default_factory=list)
+    """Names of Secrets with credentials for the registry of the image, in the namespace that syncers run in."""
     virtual_server: str = ""
     """URL of the virtual API server for syncers in another cluster.  Default: the one that the manager uses."""
 

@@ -259,6 +259,7 @@ def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsC
         "replicas": settings.replicas if pods.replicas is None else pods.replicas,
         "resources": canonical_resources(syncer_resources(spec, settings.resources)),
         "priorityClassName": settings.priority_class_name or None,
+        "imagePullSecrets": [{"name": each} for each in settings.image_pull_secrets] or None,
         "nodeSelector": pods.node_selector or None,
         "tolerations": [tolerated(to_unstructured(each)) for each in pods.tolerations],
         "loopbackArgs": ["--allow-loopback"] if config.allow_loopback else None,

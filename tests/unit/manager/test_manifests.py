@@ -109,6 +109,7 @@ def test_packaged_syncer_runs_with_least_privileges() -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert "priorityClassName" not in pod
+    assert "imagePullSecrets" not in pod
     assert "volumes" not in pod
 
 
@@ -124,7 +125,12 @@ def test_syncer_may_use_its_own_lease_and_secret() -> None:
 def test_settings_are_passed_to_the_syncer() -> None:
     resources = {"limits": {"cpu": "1000m", "memory": "0.5Gi"}}
     settings = SyncerSettings(
-        image="mine:1", replicas=3, resources=resources, args=["--log-level=debug"], priority_class_name="high"
+        image="mine:1",
+        replicas=3,
+        resources=resources,
+        args=["--log-level=debug"],
+        priority_class_name="high",
+        image_pull_secrets=["registry", "mirror"],
     )
     config = BindingsConfig(namespace="home", kubeconfig_namespaces=[SYSTEM], syncer=settings)
     deployment = rendered(config)["Deployment tapestry-syncer-east-1"]
@@ -133,6 +139,7 @@ def test_settings_are_passed_to_the_syncer() -> None:
     assert deployment["metadata"]["namespace"] == "home"
     assert deployment["spec"]["replicas"] == 3
     assert pod["priorityClassName"] == "high"
+    assert pod["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror"}]
     assert container["image"] == "mine:1"
     assert container["args"][-1] == "--log-level=debug"
     assert container["resources"] == {"limits": {"cpu": "1", "memory": "512Mi"}}  # in canonical form
