@@ -24,16 +24,15 @@ def run(helm: Path, *arguments: str, kubeconfig: Path | None = None, check: bool
     return done.stdout if check else done.stderr
 
 
-def rendered(helm: Path, chart: str, *options: str) -> Objects:
+def rendered(helm: Path, chart: str, *options: str, version: str = "1.34") -> Objects:
     """Return the objects of a release by kind, namespace and name."""
     text = run(
         helm,
         "template",
         "t",
         f"charts/{chart}",
-        "--kube-version=1.34",
+        f"--kube-version={version}",
         "--namespace=tapestry-system",
-        "--api-versions=admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy",
         *options,
     )
     return by_key(each for each in yaml.safe_load_all(text) if each)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from tapestry.apis import keys
 from tapestry.apis.mount_labels import safeguards_of
 from tapestry.apis.policies import POLICIES
 from tapestry.kube.objects import Object, annotations_of
+from tapestry.manager.config import BindingsConfig
 from tapestry.manager.installation import installation_objects
+from tapestry.process.config import load_config
 
 from ..conftest import CHARTS
 from .helm import IMAGE, ROOT, by_key, rendered, run
@@ -129,6 +132,42 @@ def test_custom_resource_definitions_stay_by_default(helm: Path, option: list[st
 )
 def test_invalid_values_are_rejected_by_name(helm: Path, chart: str, options: list[str], message: str) -> None:
     assert message in run(helm, "template", "t", f"charts/{chart}", "--kube-version=1.34", *options, check=False)
+
+
+@pytest.mark.parametrize(("version", "count"), [("1.29.15", 0), ("1.30.0-gke.100", 1), ("1.34", 1)])
+def test_admission_policies_depend_on_the_version(helm: Path, version: str, count: int) -> None:
+    """`helm template` knows no kinds of the cluster, so the version decides."""
+    for chart, values, names in (
+        ("tapestry", IMAGE, 2),
+        ("tapestry-worker", f"--set=virtualCluster={HASH},binding=east", 1),
+    ):
+        found = rendered(helm, chart, values, version=version)
+        for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"):
+            assert len([each for each in found if each[0] == kind]) == names * count, chart
+
+
+def test_worker_chart_refuses_volumes_without_admission_policies(helm: Path) -> None:
+    volumes = f"--set=virtualCluster={HASH},binding=east,allowedVolumes.drivers={{disk.example}}"
+    command = ("template", "t", "charts/tapestry-worker", volumes, "--kube-version=1.29.0")
+    assert "no ValidatingAdmissionPolicy" in run(helm, *command, check=False)
+
+
+@pytest.mark.parametrize(("version", "is_weaker"), [("1.29.15", True), ("1.34.0", False)])
+def test_notes_say_what_is_weaker(helm: Path, tmp_path: Path, version: str, is_weaker: bool) -> None:
+    chart = shutil.copytree(ROOT / "charts/tapestry-worker", tmp_path / "tapestry-worker")
+    notes = '{{ include (print $.Template.BasePath "/NOTES.txt") . | nindent 2 }}'
+    (chart / "templates/notes.yaml").write_text(f"notes: |\n{notes}\n")
+    show = (f"--kube-version={version}", "--show-only=templates/notes.yaml")
+    text = run(helm, "template", "t", str(chart), f"--set=virtualCluster={HASH},binding=east", *show)
+    assert ("no ValidatingAdmissionPolicy" in text) == is_weaker
+
+
+def test_syncers_use_the_pull_secrets_of_the_release(helm: Path, tmp_path: Path) -> None:
+    found = rendered(helm, "tapestry", IMAGE, "--set=imagePullSecrets[0].name=registry")
+    file = tmp_path / "manager.yaml"
+    file.write_text(found["ConfigMap", keys.SYSTEM_NAMESPACE, "tapestry-manager"]["data"]["manager.yaml"])
+    config = load_config(BindingsConfig, file=file, environ={}, flags={})
+    assert config.syncer.image_pull_secrets == ["registry"]
 
 
 def test_volume_policies_contain_drivers_and_handles(helm: Path) -> None:
