@@ -35,10 +35,10 @@ test: setup $(if $(FAST),,$(VENV)/installed-bench kube-assets-if-possible) ## Ru
 
 test-long: setup kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets ## Run the long tests: soak tests, hundreds of kills, conformance
 	$(BIN)/python tools/conformance.py --beside
-	$(BIN)/pytest -m long
+	ALL_PROGRAMS=1 $(BIN)/pytest -m long
 
 e2e: setup node-assets client-assets monitoring-assets ## Run the charts, the image and the monitoring on real clusters (needs root, 10 minutes)
-	$(BIN)/pytest -n 0 -m "" tests/integration/test_charts.py tests/integration/test_prepared_clusters.py \
+	ALL_PROGRAMS=1 $(BIN)/pytest -n 0 -m "" tests/integration/test_charts.py tests/integration/test_prepared_clusters.py \
 	tests/integration/test_chart_releases.py tests/integration/test_alert_rules.py tests/e2e/test_image.py \
 	tests/e2e/test_prometheus.py tests/e2e/test_installed_release.py
 
@@ -116,7 +116,7 @@ generator-assets: ## Install a generator of API clients, for the long test of th
 queue-assets: ## Build Kueue, for the long test of its guide
 	@$(PYTHON) tools/kube_assets.py --queues
 
-monitoring-assets: ## Build Prometheus and promtool, for the long tests of alerting rules
+monitoring-assets: ## Build Prometheus and promtool, for the tests of alerting rules
 	@$(PYTHON) tools/kube_assets.py --monitoring
 
 # Exit code 3 means that Go is not installed. Outside CI, the tests that need Kubernetes are then skipped.

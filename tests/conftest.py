@@ -81,6 +81,14 @@ def kube_assets() -> Path:
     pytest.skip(missing)
 
 
+def program(assets: Path, name: str, target: str) -> Path:
+    """Return a program that only some tiers build.  Tests skip without it, but fail with ALL_PROGRAMS=1 (`make e2e`)."""
+    path = assets / name
+    if not path.exists():
+        (pytest.fail if os.environ.get("ALL_PROGRAMS") else pytest.skip)(f"no {name} in {assets}: run make {target}")
+    return path
+
+
 @pytest.fixture(scope="session")
 def control_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A real kube-apiserver with etcd, one per pytest worker."""

@@ -22,7 +22,7 @@ from tapestry.kube.times import timestamp
 from tapestry.local.control_planes import kubelet_flags
 from tapestry.local.kubernetes import ControlPlane
 
-from ..conftest import released_chart
+from ..conftest import program, released_chart
 from .clusters import Cluster, PhysicalCluster
 from .images import IMAGE
 from .installation import SYSTEM, tapestry
@@ -137,8 +137,7 @@ def objects(cluster: Cluster, *arguments: str) -> list[Object]:
 def site(
     physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    if not (node_kit.assets / "helm").exists():
-        pytest.skip("helm is not there: make client-assets builds it")
+    program(node_kit.assets, "helm", "client-assets")
     folder = tmp_path_factory.mktemp("release")
     build(folder / "image", "--architecture", image.native_architecture())
     plane = ControlPlane(

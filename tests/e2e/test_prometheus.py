@@ -18,6 +18,7 @@ import yaml
 
 import monitoring
 
+from ..conftest import program
 from .worlds import running_world
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -43,7 +44,7 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(program: Path, folder: Path, kubeconfig: Path) -> Iterator[Prometheus]:
+def prometheus(path: Path, folder: Path, kubeconfig: Path) -> Iterator[Prometheus]:
     """Run Prometheus with the example configuration. It finds pods with a kubeconfig, as it is not one of them."""
     config = yaml.safe_load((FILES / "scrape.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
@@ -57,7 +58,7 @@ def prometheus(program: Path, folder: Path, kubeconfig: Path) -> Iterator[Promet
         address = f"127.0.0.1:{server.getsockname()[1]}"
     options = [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
     with (folder / "log").open("wb") as log:
-        command = [program, *options, f"--web.listen-address={address}"]
+        command = [path, *options, f"--web.listen-address={address}"]
         with subprocess.Popen(command, stdout=log, stderr=log) as process:
             try:
                 yield Prometheus(address)
@@ -83,12 +84,10 @@ def wait_for(read: Callable[[], T], is_done: Callable[[T], object]) -> T:
 
 
 def test_world_is_scraped(kube_assets: Path, tmp_path: Path) -> None:
-    program = kube_assets / "prometheus"
-    if not program.exists():
-        pytest.skip(f"no prometheus in {kube_assets}: run make monitoring-assets")
+    path = program(kube_assets, "prometheus", "monitoring-assets")
     with (
         running_world(tmp_path / "world", "--clusters", "1", "--nodes", "2") as world,
-        prometheus(program, tmp_path / "prometheus", world.kubeconfig) as server,
+        prometheus(path, tmp_path / "prometheus", world.kubeconfig) as server,
     ):
         leased = wait_for(lambda: server.query('tapestry_leased{resource="cpu"} > 0'), bool)
         assert leased[0]["metric"]["binding"] == "cluster-1"

@@ -11,18 +11,15 @@ import yaml
 import monitoring
 
 from ..alert_series import FAULTS, HEALTHY
+from ..conftest import program
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / monitoring.RULES
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def promtool(kube_assets: Path) -> Path:
-    path = kube_assets / "promtool"
-    if not path.exists():
-        pytest.skip(f"no promtool in {kube_assets}: run make monitoring-assets")
-    return path
+    return program(kube_assets, "promtool", "monitoring-assets")
 
 
 def run(promtool: Path, *arguments: object) -> str:
