@@ -82,7 +82,7 @@ def kube_assets() -> Path:
 
 
 def program(assets: Path, name: str, target: str) -> Path:
-    """Return a program that only some tiers build.  Tests skip without it, but fail with ALL_PROGRAMS=1 (`make e2e`)."""
+    """Return a program that only some tiers build.  Tests skip without it, or fail with ALL_PROGRAMS=1 (`make e2e`)."""
     path = assets / name
     if not path.exists():
         (pytest.fail if os.environ.get("ALL_PROGRAMS") else pytest.skip)(f"no {name} in {assets}: run make {target}")

@@ -13,7 +13,7 @@ DASHBOARD = "charts/tapestry/files/dashboard.json"
 PAGE = "docs/guides/alerts.md"
 NOTE = "Made by tools/monitoring.py; `make reference` makes it again."
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-METRIC = re.compile(r"\btapestry_[a-z_]+")
+METRIC = re.compile(r"\b(?:tapestry|apiserver)_[a-z_]+")
 WIDTH, HEIGHT, COLUMNS = 8, 8, 24
 
 
@@ -202,6 +202,47 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ((rate("tapestry_kubelet_sessions_total", "verb, protocol"), "{{verb}} {{protocol}}"),),
             "ops",
         ),
+    ),
+    "tapestry apiserver": (
+        Panel(
+            "Requests", ((rate("apiserver_request_total", "job, verb, code"), "{{job}} {{verb}} {{code}}"),), "reqps"
+        ),
+        Panel(
+            "Duration of requests (99th percentile)",
+            ((quantile("apiserver_request_duration_seconds", '{verb!="WATCH"}', "job, verb"), "{{job}} {{verb}}"),),
+            "s",
+        ),
+        Panel(
+            "Size of responses (99th percentile)",
+            ((quantile("apiserver_response_sizes", "", "job, resource"), "{{job}} {{resource}}"),),
+            "bytes",
+        ),
+        Panel(
+            "Watches, sessions and requests in flight",
+            (
+                ("sum by (job) (apiserver_longrunning_requests)", "{{job}} watches and sessions"),
+                (
+                    "sum by (job, request_kind) (apiserver_current_inflight_requests)",
+                    "{{job}} requests {{request_kind}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Stored objects",
+            ((largest("max by (job, resource) (apiserver_storage_objects)"), "{{job}} {{resource}}"),),
+        ),
+        Panel(
+            "Requests that were rejected or aborted",
+            ((rate("apiserver_request_terminations_total", "job, verb, code"), "{{job}} {{verb}} {{code}}"),),
+            "reqps",
+        ),
+        Panel("Connections", (("sum by (job, state) (apiserver_connections)", "{{job}} {{state}}"),)),
+        Panel(
+            "Connections that were refused",
+            ((rate("apiserver_connections_refused_total", "job, reason"), "{{job}} {{reason}}"),),
+            "ops",
+        ),
+        Panel("Audit events", ((rate("apiserver_audit_event_total", "job"), "{{job}}"),), "ops"),
     ),
     "Planes": (
         Panel(

@@ -1,18 +1,24 @@
 """The documentation is complete: every setting, metric, event, log message and module is in it, and no link is dead."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 
 import reference
+import tapestry.apiserver.access.auditing
 import tapestry.manager.app
-import tapestry.syncer.app  # noqa: F401  with the manager's, all the metrics there are
+import tapestry.planes.plane_metrics
+import tapestry.syncer.app  # noqa: F401  with these modules, all the metrics there are
 from smells import command_blocks
 from tapestry.apiext.config import ApiExtConfig
 from tapestry.apis import keys
 from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.serving.metrics import ServerCollector
+from tapestry.apiserver.storage.local_store import LocalStore
+from tapestry.apiserver.storage.log import MemoryLog
 from tapestry.controller.config import ManagerConfig
 from tapestry.manager.config import BindingsConfig
 from tapestry.process.config import Section, settings
@@ -29,8 +35,10 @@ def test_every_setting_is_in_the_reference(config: type[Section]) -> None:
 
 def test_every_metric_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    ours = {family.name for family in REGISTRY.collect() if family.name.startswith("tapestry_")}
-    assert len(ours) > 10
+    server = ServerCollector(LocalStore(MemoryLog(), ThreadPoolExecutor(1)), dict, dict)
+    families = (*REGISTRY.collect(), *server.collect())
+    ours = {family.name for family in families if family.name.startswith(("tapestry_", "apiserver_"))}
+    assert len(ours) > 50
     assert {name for name in ours if f"`{name}`" not in text and f"`{name}_total`" not in text} == set()
 
 
