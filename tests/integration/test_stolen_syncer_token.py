@@ -3,6 +3,7 @@
 Manager and syncer run with the tokens of their own accounts. `attacks.py` lists what a stolen token must not allow.
 """
 
+import asyncio
 import base64
 import os
 import ssl
@@ -39,6 +40,7 @@ from tapestry.kube.resources import (
     SIGNING_REQUESTS,
 )
 from tapestry.local.world import install_manager
+from tapestry.manager.pod_needs import REVOCATION_DELAY
 
 from .attacks import MERGE, Attack, attacks, core, get, manager_attacks, patch, post
 from .attacks import SIGNING_REQUESTS as REQUESTS
@@ -57,6 +59,9 @@ from .planes import Plane, Start, kubeconfig_with
 
 SYSTEM = keys.SYSTEM_NAMESPACE
 NODE = "vnode-east-n1"
+REVOCATION_SECONDS = REVOCATION_DELAY.total_seconds() + 45
+"""Time limit for the manager to revoke the rights for a namespace after its last pod."""
+POLL = 0.5
 
 
 @dataclass(frozen=True)
@@ -220,19 +225,27 @@ async def test_stolen_token_gives_no_access_beyond_its_binding(stolen: Stolen) -
     assert len(statuses) >= 60
     by_manager = await replace(stolen, token=stolen.manager_token).statuses(manager_attacks())
     assert [each for each in by_manager if each[0] != 403] == []
-    allowed = [
+    for_pods = [
         get(core("secrets", "used", "team-a")),
         get(f"{core('secrets', '', 'team-a')}?fieldSelector=metadata.name%3Dused"),
         get(core("configmaps", "settings", "team-a")),
-        patch(core("nodes", NODE)),
-        patch(core("pods", "work", "team-a")),
         post(
             core("serviceaccounts", "robot", "team-a", "token"),
             {"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "work", "uid": uid_of(pod)}}},
         ),
     ]
+    allowed = [*for_pods, patch(core("nodes", NODE)), patch(core("pods", "work", "team-a"))]
     assert {status for status, _ in await stolen.statuses(allowed)} <= {200, 201}
     assert await approved_requests(stolen) == ["own"]
+    await site.virtual.delete(PODS, object_named("work", "team-a"), grace_seconds=0)
+    await wait_until_refused(stolen, for_pods)
+
+
+async def wait_until_refused(stolen: Stolen, requests: list[Attack]) -> None:
+    """Wait until the roles are gone from the server and from the cache of its authorizer, which has no watch."""
+    async with asyncio.timeout(REVOCATION_SECONDS):
+        while {status for status, _ in await stolen.statuses(requests)} != {403}:
+            await asyncio.sleep(POLL)
 
 
 async def approved_requests(stolen: Stolen) -> list[str]:
