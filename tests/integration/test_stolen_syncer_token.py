@@ -22,9 +22,12 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.names import physical_name, virtual_cluster_label
 from tapestry.apis.policies import POLICIES
 from tapestry.apis.serving_certificates import service_names, signing_request
-from tapestry.kube.conditions import is_condition_true
+from tapestry.client.discovery import is_served
+from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
     CONFIGMAPS,
     CSI_NODES,
     EVENTS,
@@ -39,9 +42,12 @@ from tapestry.kube.resources import (
     SERVICES,
     SIGNING_REQUESTS,
 )
+from tapestry.local.control_planes import kubelet_flags
+from tapestry.local.kubernetes import ControlPlane
 from tapestry.local.world import install_manager
 from tapestry.manager.pod_needs import REVOCATION_DELAY
 
+from ..conftest import kubectl_of
 from .attacks import MERGE, Attack, attacks, core, get, manager_attacks, patch, post
 from .attacks import SIGNING_REQUESTS as REQUESTS
 from .bound_clusters import (
@@ -54,8 +60,9 @@ from .bound_clusters import (
     new_pod,
     wait_until,
 )
-from .forked import ForkedTapestry
+from .forked import ForkedTapestry, completed
 from .planes import Plane, Start, kubeconfig_with
+from .servers import OwnServer
 
 SYSTEM = keys.SYSTEM_NAMESPACE
 NODE = "vnode-east-n1"
@@ -241,10 +248,45 @@ async def test_stolen_token_gives_no_access_beyond_its_binding(stolen: Stolen) -
     await wait_until_refused(stolen, for_pods)
 
 
+async def test_server_without_admission_policies_restricts_by_name(kube_assets: Path, tmp_path: Path) -> None:
+    """As on Kubernetes before 1.30: the manager and the syncer work, and the condition says what is weaker."""
+    kinds = (ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS)
+    disabled = ",".join(f"{each.api_version}/{each.plural}=false" for each in kinds)
+    flags = {
+        "runtime-config": disabled,
+        "disable-admission-plugins": "ServiceAccount,ValidatingAdmissionPolicy",
+        **kubelet_flags(tmp_path / "old"),
+    }
+    with (
+        ControlPlane(tmp_path / "old", kube_assets, fsync=False, flags=flags) as plane,
+        OwnServer(tmp_path / "physical", pod_accounts="false") as below,
+    ):
+        manifests = completed(["manifests", "--image", "mine:1", "--no-admission-policies"], os.environ).stdout
+        kubectl_of(kube_assets, plane.kubeconfig)("apply", "-f", "-", stdin=manifests)
+        for each in (plane, below):
+            await install_kinds(each)
+        async with installation(plane, below, tmp_path) as stolen:
+            async with client_of(plane) as client:
+                assert not await is_served(client, ADMISSION_POLICIES)
+            await add_targets(stolen.site)
+            await stolen.site.add_node("n1")
+            await stolen.site.wait_for_virtual_node("n1")
+            await mapped_pod(stolen.site)
+            binding = await stolen.site.wait_for_binding(lambda obj: is_condition_true(obj, "Ready"))
+            condition = find_condition(binding["status"]["conditions"], "Restricted") or {}
+            assert (condition["status"], condition["reason"]) == ("False", "AdmissionPoliciesMissing")
+            assert "all pods, nodes of other bindings" in condition["message"]
+            others = [get(core("secrets", name, "team-a")) for name in ("used", "unused")]
+            assert [status for status, _ in await stolen.statuses(others)] == [200, 403]
+
+
 async def wait_until_refused(stolen: Stolen, requests: list[Attack]) -> None:
     """Wait until the roles are gone from the server and from the cache of its authorizer, which has no watch."""
     async with asyncio.timeout(REVOCATION_SECONDS):
-        while {status for status, _ in await stolen.statuses(requests)} != {403}:
+        left = requests
+        while left:
+            statuses = await stolen.statuses(left)
+            left = [each for each, (status, _) in zip(left, statuses, strict=True) if status != 403]
             await asyncio.sleep(POLL)
 
 

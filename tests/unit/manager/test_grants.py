@@ -5,13 +5,15 @@ from typing import Any
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import AllowedVolumes, ClusterBindingSpec, SecretReference
-from tapestry.controller.testing import specimen
+from tapestry.client.client import Client
+from tapestry.controller.testing import InProcessApi, specimen
 from tapestry.kube.objects import Object, object_named, uid_of, with_value
 from tapestry.kube.resources import (
     ADMISSION_POLICIES,
     ADMISSION_POLICY_BINDINGS,
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
+    NAMESPACES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -22,6 +24,8 @@ from tapestry.kube.resources import (
 from tapestry.manager.admission_policies import admission_policies
 from tapestry.manager.grants import DELETED_NODE_SECONDS, secrets_of_volume
 from tapestry.manager.pod_needs import REVOCATION_DELAY
+
+from .conftest import VIRTUAL
 
 World = Any  # of conftest.py
 NODE = "vnode-east-a"
@@ -199,6 +203,17 @@ async def test_missing_policies_are_reported(world: World) -> None:
         await world.wait(1)
         assert await world.condition("east", "Restricted") == ("False", "AdmissionPoliciesMissing")
         assert "tapestry-manager" in await world.message("east", "Restricted")
+
+
+async def test_server_without_the_kinds_of_policies_is_reported(world: World) -> None:
+    kinds = [each for each in VIRTUAL if each not in (ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS)]
+    world.api = InProcessApi(kinds, now=world.clock.now)
+    world.client = Client(world.api.connect())
+    await world.client.create(NAMESPACES, object_named("kube-system"))
+    async with world.running():
+        await world.join("east")
+        assert await world.condition("east", "Restricted") == ("False", "AdmissionPoliciesMissing")
+        assert "1.30" in await world.message("east", "Restricted")
 
 
 async def test_secrets_of_volumes_are_granted(world: World) -> None:
