@@ -67,7 +67,7 @@ from tapestry.client.options import PatchType
 from tapestry.client.transport import Request
 from tapestry.client.watch import wait_for
 from tapestry.controller import Informer
-from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -83,6 +83,7 @@ from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CONFIGMAPS,
+    CRDS,
     CSI_NODES,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
@@ -100,6 +101,7 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
     SERVICES,
     SIGNING_REQUESTS,
+    VERTICAL_AUTOSCALERS,
     Resource,
 )
 from tapestry.local import nodes
@@ -145,10 +147,6 @@ EXCEPTIONS = {
         f"{verb} {kind}": "checked when a role or its binding is written"
         for verb in ("bind", "escalate")
         for kind in ("clusterroles", "roles")
-    }
-    | {
-        f"{verb} verticalpodautoscalers in {SYSTEM}": "the cluster has no such kind"
-        for verb in ("get", "create", "patch", "delete")
     },
 }
 """Permissions that no request shows, by account, and their purpose."""
@@ -325,6 +323,59 @@ def is_approved_for(request: Object, address: str) -> bool:
     names = alternative_names(parse_request(request["spec"]["request"]))
     approved = value_at(request, "status", "conditions", 0, "type") == "Approved"
     return approved and address in {str(each.value) for each in names}
+
+
+async def autoscale_syncer(world: World) -> None:
+    """Autoscale the syncer before and after the cluster has the kind, change the VerticalPodAutoscaler, and stop."""
+
+    def condition_is(status: str, reason: str) -> Callable[[Object], bool]:
+        return lambda binding: (
+            (find_condition(binding["status"]["conditions"], "Autoscaled") or {}).items()
+            >= {"status": status, "reason": reason}.items()
+        )
+
+    async def set_autoscale(value: str, status: str, reason: str) -> None:
+        patch = {"spec": {"syncer": {"autoscale": value}}}
+        await world.virtual.patch(CLUSTER_BINDINGS, object_named("east"), patch)
+        await wait_for_object(world.virtual, CLUSTER_BINDINGS, "east", condition_is(status, reason))
+
+    syncer = syncer_name("east")
+    await set_autoscale("vertical", "False", "KindMissing")
+    definition = await world.virtual.create(CRDS, autoscaler_definition())
+    await wait_for_object(world.virtual, CRDS, name_of(definition), lambda obj: is_condition_true(obj, "Established"))
+    await set_autoscale("none", "False", "Disabled")
+    await set_autoscale("vertical", "True", "Autoscaled")
+    autoscaler = await world.virtual.get(VERTICAL_AUTOSCALERS, syncer, SYSTEM)
+    assert autoscaler["spec"]["targetRef"]["name"] == syncer
+    off = {"spec": {"updatePolicy": {"updateMode": "Off"}}}
+    await world.virtual.patch(VERTICAL_AUTOSCALERS, autoscaler, off)
+    await world.virtual.patch(CLUSTER_BINDINGS, object_named("east"), {"spec": {"syncer": {"args": ["--workers=8"]}}})
+    is_auto = lambda obj: obj["spec"]["updatePolicy"]["updateMode"] == "Auto"  # noqa: E731
+    await wait_for_object(world.virtual, VERTICAL_AUTOSCALERS, syncer, is_auto, SYSTEM)
+    await set_autoscale("none", "False", "Disabled")
+    await wait_until_deleted(world.virtual, VERTICAL_AUTOSCALERS, syncer, SYSTEM)
+
+
+def autoscaler_definition() -> Object:
+    """Return the definition of the kind VerticalPodAutoscaler, without its schema."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    kind, plural, group = VERTICAL_AUTOSCALERS.kind, VERTICAL_AUTOSCALERS.plural, VERTICAL_AUTOSCALERS.group
+    version = {
+        "name": VERTICAL_AUTOSCALERS.version,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+    }
+    approved = {"api-approved.kubernetes.io": "https://github.com/kubernetes/kubernetes/pull/63797"}
+    return {
+        "metadata": {"name": f"{plural}.{group}", "annotations": approved},
+        "spec": {
+            "group": group,
+            "names": {"kind": kind, "plural": plural},
+            "scope": "Namespaced",
+            "versions": [version],
+        },
+    }
 
 
 async def update_virtual_node(world: World) -> None:
@@ -568,6 +619,7 @@ STEPS: tuple[Callable[[World], Any], ...] = (
     change_leases,
     change_syncer_objects,
     certify_and_remove_service,
+    autoscale_syncer,
     update_virtual_node,
     run_pod_with_dependencies,
     read_pod_log,
