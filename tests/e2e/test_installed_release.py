@@ -3,12 +3,13 @@
 The virtual cluster and two physical clusters have kube-apiserver, etcd, controllers, scheduler and a real kubelet each.
 The manager and the syncers are containers of the image that tools/image.py builds. The owners of the physical clusters
 install the worker chart. The test uses helm, kubectl and the command line, as an operator and the owners do.
-Volumes are ConfigMaps and empty folders; test_volumes_on_kubernetes.py covers claims.
+The kubelets mount volumes of a CSI driver that both physical clusters share.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,17 +17,21 @@ from pathlib import Path
 import pytest
 
 import image
+import monitoring
 from tapestry.apis import keys
-from tapestry.kube.objects import Object, name_of
+from tapestry.kube.objects import Object, is_deleting, name_of
 from tapestry.kube.times import timestamp
 from tapestry.local.control_planes import kubelet_flags
 from tapestry.local.kubernetes import ControlPlane
 
 from ..conftest import program, released_chart
+from ..integration.planes import kubeconfig_with
 from .clusters import Cluster, PhysicalCluster
+from .csi_driver import DRIVER, running_csi_driver
 from .images import IMAGE
 from .installation import SYSTEM, tapestry
 from .nodes import MACHINE, Kit, RealNode, run
+from .prometheus import running_prometheus
 from .test_image import build
 
 pytestmark = [pytest.mark.long, pytest.mark.kubernetes, pytest.mark.timeout(1200)]
@@ -39,13 +44,33 @@ TIMEOUT = "--timeout=180s"
 REUSE = "--reset-then-reuse-values"
 OURS = f"--selector={keys.CLUSTER_BINDING_UID}"
 LEASE_ENDS = r"{.metadata.annotations.tapestry\.io/lease-ends}"
-SYNCED_KINDS = "pods,configmaps,secrets,services,persistentvolumeclaims"
+SYNCED_KINDS = "pods,configmaps,secrets,services,persistentvolumeclaims,persistentvolumes"
+VOLUME = "shared-data"
 NAMES = ("east", "west")
 WORKLOAD = f"""
 apiVersion: v1
 kind: ConfigMap
 metadata: {{name: page}}
 data: {{text: hello}}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: {VOLUME}}}
+spec:
+  accessModes: [ReadWriteMany]
+  capacity: {{storage: 1Gi}}
+  storageClassName: ""
+  claimRef: {{namespace: default, name: data}}
+  csi: {{driver: {DRIVER}, volumeHandle: {VOLUME}}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: data}}
+spec:
+  accessModes: [ReadWriteMany]
+  resources: {{requests: {{storage: 1Gi}}}}
+  storageClassName: ""
+  volumeName: {VOLUME}
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -66,16 +91,22 @@ spec:
         labelSelector: {{matchLabels: {{app: web}}}}
       volumes:
       - {{name: page, configMap: {{name: page}}}}
-      - {{name: data, emptyDir: {{}}}}
+      - {{name: data, persistentVolumeClaim: {{claimName: data}}}}
       containers:
       - name: web
         image: {IMAGE}
-        command: [sh, -c, "cat /page/text > /data/text; exec sleep 100000"]
+        command: [sh, -c, "cat /page/text > /data/$HOSTNAME; exec sleep 100000"]
         resources: {{requests: {{cpu: 10m, memory: 16Mi}}}}
-        readinessProbe: {{exec: {{command: [test, -s, /data/text]}}, periodSeconds: 1}}
+        readinessProbe: {{exec: {{command: [sh, -c, "test -s /data/$HOSTNAME"]}}, periodSeconds: 1}}
         volumeMounts:
         - {{name: page, mountPath: /page}}
         - {{name: data, mountPath: /data}}
+"""
+CSI_DRIVER = f"""
+apiVersion: storage.k8s.io/v1
+kind: CSIDriver
+metadata: {{name: {DRIVER}}}
+spec: {{attachRequired: false}}
 """
 JOB = """
 apiVersion: batch/v1
@@ -111,9 +142,10 @@ class Site:
     def tapestry(self, *arguments: object) -> str:
         return tapestry(arguments[0], "--kubeconfig", self.virtual.plane.kubeconfig, *arguments[1:])
 
-    def apply(self, manifest: str) -> None:
+    def apply(self, manifest: str, cluster: Cluster | None = None) -> None:
+        """Apply a manifest, by default in the virtual cluster."""
         (self.folder / "manifest.yaml").write_text(manifest)
-        self.virtual.kubectl("apply", "-f", self.folder / "manifest.yaml")
+        (cluster or self.virtual).kubectl("apply", "-f", self.folder / "manifest.yaml")
 
     def pods(self) -> list[Object]:
         """Return the pods of the Deployment that are not being deleted."""
@@ -152,7 +184,11 @@ def site(
     with plane, RealNode("v1", 3, plane, folder / "node", node_kit) as node:
         node.wait_until_ready()
         node.run("ctr", "--namespace=k8s.io", "images", "import", folder / "image.tar")
-        yield Site(PhysicalCluster(plane, node_kit.assets, node), physical_clusters, folder)
+        (folder / "volumes").mkdir()
+        with ExitStack() as drivers:
+            for cluster in physical_clusters.values():
+                drivers.enter_context(running_csi_driver(cluster.node, folder / "volumes"))
+            yield Site(PhysicalCluster(plane, node_kit.assets, node), physical_clusters, folder)
 
 
 def test_release_from_installation_to_uninstallation(
@@ -160,8 +196,8 @@ def test_release_from_installation_to_uninstallation(
 ) -> None:
     before = installed_objects(site.virtual)
     steps = (
-        *(install, prepare_and_join, run_job, run_deployment, upgrade_while_pods_run, rotate_credential),
-        *(close_window, use_kill_switch, unbind, uninstall),
+        *(install, prepare_and_join, run_job, run_deployment, scrape, drain_syncer, upgrade_while_pods_run),
+        *(rotate_credential, close_window, use_kill_switch, unbind, uninstall),
     )
     try:
         for step in steps:
@@ -192,7 +228,7 @@ def installed_objects(cluster: Cluster) -> set[str]:
 
 def install(site: Site) -> None:
     repository, _, tag = image.NAME.partition(":")
-    values = f"image.repository={repository},image.tag={tag},manager.replicas=2,syncer.replicas=1"
+    values = f"image.repository={repository},image.tag={tag}"
     values += ",syncer.kubeletService=false"  # kube-apiserver runs beside the nodes, where Services have no addresses
     chart = ("tapestry", released_chart("tapestry"), IN_SYSTEM, "--create-namespace")
     site.helm(site.virtual, "install", *chart, f"--set={values}", "--wait")
@@ -204,8 +240,13 @@ def prepare_and_join(site: Site) -> None:
         values = site.folder / f"{name}.yaml"
         values.write_text(site.tapestry("join", name, "--print-worker-values"))
         lease = "--set=lease.forceReclaim=true,lease.gracefulReclaimPeriodSeconds=2,quota.pods=20"
-        site.helm(cluster, "install", "worker", released_chart("tapestry-worker"), f"--values={values}", lease)
+        volumes = f"--set=allowedVolumes.drivers={{{DRIVER}}},allowedVolumes.volumeHandles={{{VOLUME}}}"
+        site.helm(cluster, "install", "worker", released_chart("tapestry-worker"), f"--values={values}", lease, volumes)
         join(site, name)
+        allowed = {"spec": {"allowedVolumes": {"drivers": [DRIVER], "volumeHandles": [VOLUME]}}}
+        site.virtual.kubectl("patch", f"clusterbinding/{name}", "--type=merge", f"--patch={json.dumps(allowed)}")
+    for each in (site.virtual, *site.physical.values()):
+        site.apply(CSI_DRIVER, each)
     for name in site.physical:
         for state in ("create", "condition=Ready"):
             site.virtual.kubectl("wait", f"node/vnode-{name}-n1", f"--for={state}", TIMEOUT)
@@ -230,7 +271,12 @@ def run_deployment(site: Site) -> None:
     wait_for_rollout(site)
     assert sorted(map(cluster_of, site.pods())) == ["east", "west"]
     for pod in site.pods():
-        assert site.virtual.kubectl("exec", name_of(pod), "--", "cat", "/data/text") == "hello"
+        assert site.virtual.kubectl("exec", name_of(pod), "--", "cat", f"/data/{name_of(pod)}") == "hello"
+
+
+def files_in_volume(site: Site) -> set[str]:
+    """Return the names in the volume, as a pod sees them: those of all pods that have mounted it."""
+    return set(site.virtual.kubectl("exec", name_of(site.pods()[0]), "--", "ls", "/data").split())
 
 
 def memory(site: Site) -> str:
@@ -248,6 +294,74 @@ def cluster_of(pod: Object) -> str:
     """Return the physical cluster of a pod, from the name of its virtual node."""
     _, cluster, _ = pod["spec"]["nodeName"].split("-")
     return cluster
+
+
+def scrape(site: Site) -> None:
+    """Prometheus has no access to the metrics of the release until its account has the role for readers."""
+    kubectl, account = site.virtual.kubectl, ("monitoring", "prometheus")
+    kubectl("create", "namespace", account[0])
+    kubectl("create", "serviceaccount", account[1], f"--namespace={account[0]}")
+    kubectl("create", "role", "prometheus", IN_SYSTEM, "--verb=list,watch", "--resource=pods")
+    subject = f"--serviceaccount={':'.join(account)}"
+    kubectl("create", "rolebinding", "prometheus", IN_SYSTEM, "--role=prometheus", subject)
+    token = site.folder / "prometheus.token"
+    token.write_text(kubectl("create", "token", account[1], f"--namespace={account[0]}"))
+    kubeconfig = kubeconfig_with(site.virtual.plane, token.read_text(), site.folder / "prometheus.kubeconfig")
+    path = program(site.virtual.assets, "prometheus", "monitoring-assets")
+    with running_prometheus(path, site.folder / "prometheus", kubeconfig, token) as server:
+        server.wait_for('up{job="tapestry"} == 0')
+        assert server.query("tapestry_build_info") == []
+        reader = "--clusterrole=tapestry-metrics-reader"
+        kubectl("create", "clusterrolebinding", "prometheus-tapestry", reader, subject)
+        names = sorted(map(name_of, objects(site.virtual, "pods", IN_SYSTEM)))
+        assert len(names) == 3 + 2 * len(NAMES)  # the default numbers of replicas
+        server.wait_for(f'count(up{{job="tapestry"}} == 1) == {len(names)}')
+        series = server.query('up{job="tapestry"}')
+        assert sorted(each["metric"]["pod"] for each in series) == names
+        assert sorted(each["metric"]["instance"] for each in series) == sorted(metrics_endpoints(site))
+        elections = len(("manager", *NAMES))
+        server.wait_for(f"count(sum by (election) (tapestry_is_leader) == 1) == {elections}")
+        for name in NAMES:
+            server.wait_for(f'tapestry_leased{{binding="{name}", resource="cpu"}} > 0')
+            server.wait_for(f'tapestry_used{{binding="{name}", resource="cpu"}} > 0')
+        assert len(server.evaluated_rules()) == len(monitoring.ALERTS)
+        assert server.query('ALERTS{alertstate="firing"}') == []
+        server.evaluate_dashboard()
+    kubectl("delete", "clusterrolebinding/prometheus-tapestry")
+    kubectl("delete", "role/prometheus", "rolebinding/prometheus", IN_SYSTEM)
+    kubectl("delete", f"namespace/{account[0]}", TIMEOUT)
+
+
+def metrics_endpoints(site: Site) -> list[str]:
+    """Return the addresses behind the Services that a ServiceMonitor of the chart selects."""
+    selector = "--selector=app.kubernetes.io/part-of=tapestry,app.kubernetes.io/component=metrics"
+    return [
+        f"{address}:{port['port']}"
+        for service in objects(site.virtual, "services", IN_SYSTEM, selector)
+        for each in objects(
+            site.virtual, "endpointslices", IN_SYSTEM, f"--selector=kubernetes.io/service-name={name_of(service)}"
+        )
+        for port in each["ports"]
+        for endpoint in each["endpoints"]
+        for address in endpoint["addresses"]
+    ]
+
+
+def drain_syncer(site: Site) -> None:
+    """A drain evicts the only replica of a syncer: its disruption budget allows that."""
+    syncer, node = "tapestry-syncer-east", site.virtual.node.name
+    site.virtual.kubectl("scale", f"deployment/{syncer}", "--replicas=1", IN_SYSTEM)
+    budget = (f"poddisruptionbudget/{syncer}", IN_SYSTEM, TIMEOUT)
+    site.virtual.kubectl("wait", *budget, "--for=jsonpath={.status.expectedPods}=1")
+    pods = "app.kubernetes.io/name=tapestry-syncer,app.kubernetes.io/instance=east"
+    [evicted] = [
+        each for each in objects(site.virtual, "pods", IN_SYSTEM, f"--selector={pods}") if not is_deleting(each)
+    ]
+    site.virtual.kubectl("drain", node, f"--pod-selector={pods}", "--timeout=120s")
+    site.virtual.kubectl("wait", f"pod/{name_of(evicted)}", IN_SYSTEM, "--for=delete", TIMEOUT)
+    site.virtual.kubectl("uncordon", node)
+    site.virtual.kubectl("rollout", "status", f"deployment/{syncer}", IN_SYSTEM, TIMEOUT)
+    run_job(site, "after-drain", "east")
 
 
 def upgrade_while_pods_run(site: Site) -> None:
@@ -307,10 +421,12 @@ def close_window(site: Site) -> None:
     set_values(site, "east", f"--set-json=lease.windows={json.dumps([window])}", "--set=lease.timeZone=UTC")
     site.virtual.kubectl("wait", "node/vnode-east-n1", f"--for=jsonpath={LEASE_ENDS}={timestamp(edge)}", TIMEOUT)
     assert versions(site) == before
+    written = files_in_volume(site)
     wait_until_gone(site, "east")
     assert datetime.now(UTC) >= edge
     wait_for_rollout(site)
     assert list(map(cluster_of, site.pods())) == ["west", "west"]
+    assert files_in_volume(site) > written  # also of the pod that ran in the other cluster
 
 
 def set_values(site: Site, name: str, *values: str) -> None:
@@ -347,6 +463,7 @@ def unbind(site: Site) -> None:
 
 
 def uninstall(site: Site) -> None:
-    site.virtual.kubectl("delete", "deployment/web", "configmap/page", TIMEOUT)
+    claim = ("persistentvolumeclaim/data", f"persistentvolume/{VOLUME}")
+    site.virtual.kubectl("delete", "deployment/web", "configmap/page", *claim, TIMEOUT)
     site.helm(site.virtual, "uninstall", "tapestry", IN_SYSTEM, "--wait")
     site.virtual.kubectl("wait", "pods", "--all", IN_SYSTEM, "--for=delete", TIMEOUT)
