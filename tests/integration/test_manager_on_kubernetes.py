@@ -48,6 +48,7 @@ from tapestry.kube.resources import (
     ROLES,
     SECRETS,
     SERVICE_ACCOUNTS,
+    TOKEN_REVIEWS,
     Resource,
 )
 from tapestry.local.kubernetes import free_ports
@@ -62,6 +63,7 @@ TAPESTRY = Path(sys.executable).with_name("tapestry")
 SYSTEM = keys.SYSTEM_NAMESPACE
 MOUNT, ACCOUNT = "leased", "syncer"
 RESOURCES = {each.kind: each for each in (NAMESPACES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS)}
+POLL = 0.5
 OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
 
 
@@ -410,10 +412,14 @@ async def test_syncers_run_in_a_separate_cluster(world: World) -> None:
         assert deployment["metadata"]["labels"][keys.CLUSTER_BINDING_UID] == uid_of(binding)
         assert "Deployment tapestry-syncer-apart" not in await world.of_syncers(binding)
         arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-        with separate_syncer(world, arguments, await mounted_secret(world, "tapestry-syncer-apart")):
+        secret = await mounted_secret(world, "tapestry-syncer-apart")
+        with separate_syncer(world, arguments, secret):
             in_use = lambda obj: keys.SYNCER_FINALIZER in obj["metadata"]["finalizers"]  # noqa: E731
             await wait_for(world.virtual, CLUSTER_BINDINGS, "apart", until=in_use)
-            await sync_node_and_pod(world)
+            await lease_node(world)
+            await sync_pod(world, "first")
+            await renew_token(world, secret)
+            await sync_pod(world, "second")
             await world.unbind("apart")
         assert await world.physical.list(DEPLOYMENTS, labels=ours) == []
         assert await world.physical.list(SECRETS, SYSTEM, labels=ours) == []
@@ -436,8 +442,29 @@ async def management_kubeconfig(world: World) -> Path:
     return file
 
 
-async def sync_node_and_pod(world: World) -> None:
-    """Lease a node to the binding `apart`, and run a pod on it until it is deleted."""
+async def renew_token(world: World, mounted: Path) -> None:
+    """Invalidate the token of a running syncer, and mount the next one of the manager, as a kubelet does."""
+    name = "tapestry-syncer-apart"
+    old = await world.physical.get(SECRETS, name, SYSTEM)
+    await world.virtual.delete(SERVICE_ACCOUNTS, object_named(name, SYSTEM))
+    has_changed = lambda obj: value_at(obj, "data", "token") != old["data"]["token"]  # noqa: E731
+    new = await wait_until(world.physical, SECRETS, name, has_changed, SYSTEM)
+    is_valid = True
+    async with asyncio.timeout(60):  # kube-apiserver caches the result for ten seconds
+        while is_valid:
+            is_valid = await is_accepted(world.virtual, base64.b64decode(old["data"]["token"]))
+            await asyncio.sleep(POLL)
+    (mounted / "token").write_bytes(base64.b64decode(new["data"]["token"]))
+
+
+async def is_accepted(client: Client, token: bytes) -> bool:
+    review = {"apiVersion": TOKEN_REVIEWS.api_version, "kind": TOKEN_REVIEWS.kind, "metadata": {}}
+    answer = await client.create(TOKEN_REVIEWS, {**review, "spec": {"token": token.decode()}})
+    return bool(answer["status"].get("authenticated"))
+
+
+async def lease_node(world: World) -> None:
+    """Lease a node to the binding `apart`."""
     policy = {"apiVersion": POLICIES.api_version, "kind": POLICIES.kind, **object_named("apart")}
     await world.virtual.create(POLICIES, {**policy, "spec": {"cluster": "apart"}})
     await world.ensure(world.physical, PRIORITY_CLASSES, priority_class())
@@ -446,12 +473,16 @@ async def sync_node_and_pod(world: World) -> None:
     status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready("True")]}
     await world.physical.patch(NODES, object_named("n1"), {"status": status}, subresource="status")
     await wait_until(world.virtual, NODES, "vnode-apart-n1", lends(cpu="4"))
-    await world.virtual.create(PODS, new_pod("apart", "vnode-apart-n1", automountServiceAccountToken=False))
+
+
+async def sync_pod(world: World, name: str) -> None:
+    """Run a pod on the leased node until it is deleted."""
+    await world.virtual.create(PODS, new_pod(name, "vnode-apart-n1", automountServiceAccountToken=False))
     is_mapped = lambda obj: is_condition_true(obj, keys.MAPPED_CONDITION)  # noqa: E731
-    await wait_until(world.virtual, PODS, "apart", is_mapped, "default")
+    await wait_until(world.virtual, PODS, name, is_mapped, "default")
     assert len(await world.physical.list(PODS, MOUNT)) == 1
-    await world.virtual.delete(PODS, object_named("apart", "default"))
-    await wait_until_gone(world.virtual, PODS, "apart", "default")
+    await world.virtual.delete(PODS, object_named(name, "default"))
+    await wait_until_gone(world.virtual, PODS, name, "default")
     assert await world.physical.list(PODS, MOUNT) == []
 
 
