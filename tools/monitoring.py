@@ -380,8 +380,8 @@ def binding_variable() -> dict[str, Any]:
 
 def alerts_page() -> str:
     introduction = (
-        "Each alert has a section here, which its annotation `runbook` names. [Monitoring](monitoring.md) describes\n"
-        "how to load the rules. `critical` needs an action now, `warning` today, and `info` when there is time."
+        "Each alert has a section here, which its annotation `runbook` names as a path in this repository.\n"
+        "[Monitoring](monitoring.md) describes how to load the rules. `critical` needs an action now, `warning` today, and `info` when there is time."
     )
     table = ["| alert | severity | fires when |", "|---|---|---|"]
     table += [

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,10 +102,13 @@ def test_image_has_only_python_and_tapestry(unpacked: UnpackedImage) -> None:
 
 
 def test_image_is_small_without_python(unpacked: UnpackedImage) -> None:
-    files = [path for path in sorted_paths(unpacked.root) if path.is_file() and not path.is_symlink()]
-    python = unpacked.root / "usr/lib/python3.11"
-    size = sum(path.stat().st_size for path in files if python not in path.parents and path.name != "python3.11")
-    assert size <= image.SIZE_LIMIT
+    assert size_without_python(unpacked.root) <= image.SIZE_LIMIT
+
+
+def size_without_python(root: Path) -> int:
+    files = [path for path in sorted_paths(root) if path.is_file() and not path.is_symlink()]
+    python = root / "usr/lib/python3.11"
+    return sum(path.stat().st_size for path in files if python not in path.parents and path.name != "python3.11")
 
 
 def test_program_runs_as_nonroot_on_read_only_root(unpacked: UnpackedImage, home: Path) -> None:
@@ -207,11 +211,16 @@ def test_kubelet_runs_the_loaded_image(layout: Path, node_network: None, node_ki
 
 
 @pytest.mark.long
-def test_images_of_both_architectures_have_the_same_files(tmp_path: Path) -> None:
+def test_images_of_both_architectures_have_the_same_files_and_are_small(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     build(tmp_path / "layout")
     names = []
     for architecture, machine in image.MACHINES.items():
         root = unpack(tmp_path / "layout", architecture, tmp_path / architecture).root
+        size = size_without_python(root)
+        record_property("figure", f"image for {architecture}: {size / 1e6:.1f} MB without Python")
+        assert size <= image.SIZE_LIMIT
         found = {path.relative_to(root).as_posix().replace(machine, "MACHINE") for path in sorted_paths(root)}
         names.append({name for name in found if not re.search(r"/ld-linux|/libmvec|\.dist-info/", name)})
     assert names[0] == names[1]

@@ -9,7 +9,7 @@ The kubelets mount volumes of a CSI driver that both physical clusters share.
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -169,8 +169,18 @@ def objects(cluster: Cluster, *arguments: str) -> list[Object]:
 def site(
     physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    program(node_kit.assets, "helm", "client-assets")
     folder = tmp_path_factory.mktemp("release")
+    (folder / "volumes").mkdir()
+    with virtual_cluster(folder, node_kit) as virtual, ExitStack() as drivers:
+        for cluster in physical_clusters.values():
+            drivers.enter_context(running_csi_driver(cluster.node, folder / "volumes"))
+        yield Site(virtual, physical_clusters, folder)
+
+
+@contextmanager
+def virtual_cluster(folder: Path, node_kit: Kit) -> Iterator[PhysicalCluster]:
+    """Run a cluster with a node that has the image of Tapestry."""
+    program(node_kit.assets, "helm", "client-assets")
     build(folder / "image", "--architecture", image.native_architecture())
     plane = ControlPlane(
         folder / "virtual",
@@ -184,11 +194,7 @@ def site(
     with plane, RealNode("v1", 3, plane, folder / "node", node_kit) as node:
         node.wait_until_ready()
         node.run("ctr", "--namespace=k8s.io", "images", "import", folder / "image.tar")
-        (folder / "volumes").mkdir()
-        with ExitStack() as drivers:
-            for cluster in physical_clusters.values():
-                drivers.enter_context(running_csi_driver(cluster.node, folder / "volumes"))
-            yield Site(PhysicalCluster(plane, node_kit.assets, node), physical_clusters, folder)
+        yield PhysicalCluster(plane, node_kit.assets, node)
 
 
 def test_release_from_installation_to_uninstallation(
@@ -227,29 +233,41 @@ def installed_objects(cluster: Cluster) -> set[str]:
 
 
 def install(site: Site) -> None:
+    install_chart(site, released_chart("tapestry"))
+
+
+def install_chart(site: Site, path: str, *options: str) -> None:
     repository, _, tag = image.NAME.partition(":")
     values = f"image.repository={repository},image.tag={tag}"
     values += ",syncer.kubeletService=false"  # kube-apiserver runs beside the nodes, where Services have no addresses
-    chart = ("tapestry", released_chart("tapestry"), IN_SYSTEM, "--create-namespace")
-    site.helm(site.virtual, "install", *chart, f"--set={values}", "--wait")
+    chart = ("tapestry", path, IN_SYSTEM, "--create-namespace")
+    site.helm(site.virtual, "install", *chart, f"--set={values}", *options, "--wait")
 
 
 def prepare_and_join(site: Site) -> None:
     """Each owner installs the worker chart. Joining then creates nothing in the physical cluster."""
-    for name, cluster in site.physical.items():
-        values = site.folder / f"{name}.yaml"
-        values.write_text(site.tapestry("join", name, "--print-worker-values"))
+    for name in site.physical:
         lease = "--set=lease.forceReclaim=true,lease.gracefulReclaimPeriodSeconds=2,quota.pods=20"
         volumes = f"--set=allowedVolumes.drivers={{{DRIVER}}},allowedVolumes.volumeHandles={{{VOLUME}}}"
-        site.helm(cluster, "install", "worker", released_chart("tapestry-worker"), f"--values={values}", lease, volumes)
+        prepare(site, name, released_chart("tapestry-worker"), lease, volumes)
         join(site, name)
         allowed = {"spec": {"allowedVolumes": {"drivers": [DRIVER], "volumeHandles": [VOLUME]}}}
         site.virtual.kubectl("patch", f"clusterbinding/{name}", "--type=merge", f"--patch={json.dumps(allowed)}")
     for each in (site.virtual, *site.physical.values()):
         site.apply(CSI_DRIVER, each)
     for name in site.physical:
-        for state in ("create", "condition=Ready"):
-            site.virtual.kubectl("wait", f"node/vnode-{name}-n1", f"--for={state}", TIMEOUT)
+        wait_for_node(site, name)
+
+
+def prepare(site: Site, name: str, chart: str, *options: str) -> None:
+    values = site.folder / f"{name}.yaml"
+    values.write_text(site.tapestry("join", name, "--print-worker-values"))
+    site.helm(site.physical[name], "install", "worker", chart, f"--values={values}", *options)
+
+
+def wait_for_node(site: Site, name: str) -> None:
+    for state in ("create", "condition=Ready"):
+        site.virtual.kubectl("wait", f"node/vnode-{name}-n1", f"--for={state}", TIMEOUT)
 
 
 def join(site: Site, name: str) -> None:
@@ -451,8 +469,8 @@ def use_kill_switch(site: Site) -> None:
 
 
 def unbind(site: Site) -> None:
-    for name in NAMES:
-        if name == NAMES[-1]:
+    for name in site.physical:
+        if name == list(site.physical)[-1]:
             with pytest.raises(RuntimeError, match="tapestry-uninstall-check failed"):
                 site.helm(site.virtual, "uninstall", "tapestry", IN_SYSTEM)
         site.tapestry("unjoin", name)
@@ -463,7 +481,10 @@ def unbind(site: Site) -> None:
 
 
 def uninstall(site: Site) -> None:
-    claim = ("persistentvolumeclaim/data", f"persistentvolume/{VOLUME}")
-    site.virtual.kubectl("delete", "deployment/web", "configmap/page", *claim, TIMEOUT)
+    site.virtual.kubectl("delete", "deployment/web", "configmap/page", TIMEOUT)
+    uninstall_chart(site)
+
+
+def uninstall_chart(site: Site) -> None:
     site.helm(site.virtual, "uninstall", "tapestry", IN_SYSTEM, "--wait")
     site.virtual.kubectl("wait", "pods", "--all", IN_SYSTEM, "--for=delete", TIMEOUT)
