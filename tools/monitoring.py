@@ -381,7 +381,8 @@ def binding_variable() -> dict[str, Any]:
 def alerts_page() -> str:
     introduction = (
         "Each alert has a section here, which its annotation `runbook` names as a path in this repository.\n"
-        "[Monitoring](monitoring.md) describes how to load the rules. `critical` needs an action now, `warning` today, and `info` when there is time."
+        "[Monitoring](monitoring.md) describes how to load the rules.\n"
+        "`critical` needs an action now, `warning` today, and `info` when there is time."
     )
     table = ["| alert | severity | fires when |", "|---|---|---|"]
     table += [

@@ -54,7 +54,7 @@ def test_job_runs_in_a_prepared_cluster(site: Site) -> None:
     except BaseException as error:
         error.add_note(site.diagnostics())
         raise
-    kept = {each.split()[0] for each in installed_objects(site.virtual) - before[0]}
-    assert kept <= {"CustomResourceDefinition", "Namespace", "ServiceAccount"}  # the namespace of the release
+    kinds = {each.split()[0] for each in installed_objects(site.virtual) - before[0]}
+    assert kinds <= {"CustomResourceDefinition", "Namespace", "ServiceAccount"}  # the namespace of the release
     left = installed_objects(site.physical["east"]) - before[1]
     assert left == {"CustomResourceDefinition resourceleasingpolicies.cloud.tencent.com "}
