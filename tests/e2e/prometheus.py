@@ -83,9 +83,9 @@ def running_prometheus(
                 process.kill()
 
 
-def wait_for(read: Callable[[], T], is_done: Callable[[T], object]) -> T:
+def wait_for(read: Callable[[], T], is_done: Callable[[T], object], seconds: float = SECONDS) -> T:
     """Return the first value that is done; Prometheus has no watches."""
-    due = time.monotonic() + SECONDS
+    due = time.monotonic() + seconds
     last: object = None
     while time.monotonic() < due:
         try:
@@ -97,4 +97,4 @@ def wait_for(read: Callable[[], T], is_done: Callable[[T], object]) -> T:
                 return value
             last = value
         threading.Event().wait(POLL)
-    pytest.fail(f"not in {SECONDS} s; the last value is {last}")
+    pytest.fail(f"not in {seconds} s; the last value is {last}")

@@ -179,7 +179,7 @@ def site(
 
 @contextmanager
 def virtual_cluster(folder: Path, node_kit: Kit) -> Iterator[PhysicalCluster]:
-    """Run a cluster with a node that has the image of Tapestry."""
+    """Run a cluster with an audit log, and with a node that has the image of Tapestry."""
     program(node_kit.assets, "helm", "client-assets")
     build(folder / "image", "--architecture", image.native_architecture())
     plane = ControlPlane(
@@ -187,6 +187,7 @@ def virtual_cluster(folder: Path, node_kit: Kit) -> Iterator[PhysicalCluster]:
         node_kit.assets,
         controller_manager=True,
         scheduler=True,
+        audit=True,
         fsync=False,
         address=MACHINE,
         flags=kubelet_flags(folder / "virtual"),
