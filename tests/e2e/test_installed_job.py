@@ -36,7 +36,7 @@ from .test_installed_release import (
     wait_for_node,
 )
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(450)]
 SECRET = "secret/tapestry-syncer-east"
 CREDENTIAL = "authentication.kubernetes.io/credential-id"
 RENEWAL_SECONDS = 240

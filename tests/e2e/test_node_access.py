@@ -15,7 +15,7 @@ from .images import IMAGE
 from .nodes import MACHINE, Kit, RealNode, run
 from .streams import Streams
 
-pytestmark = pytest.mark.timeout(300)  # includes waiting until another worker has finished with its nodes
+pytestmark = pytest.mark.timeout(450)  # includes waiting until another worker has finished with its nodes
 
 RIGHTS = {
     "bootstrap": ("system:node-bootstrapper", "system:bootstrappers"),

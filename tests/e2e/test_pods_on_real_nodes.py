@@ -153,7 +153,7 @@ def world(virtual_cluster: Cluster, physical_clusters: dict[str, PhysicalCluster
     return World(virtual_cluster, physical_clusters)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 async def test_deployment_runs_in_two_clusters_and_is_cleaned_up(world: World, tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
     settings = {"audit": str(audit)}

@@ -12,7 +12,7 @@ from .clusters import PhysicalCluster
 from .images import IMAGE
 from .nodes import BRIDGE, CGROUP, KERNEL_SETTINGS, Kit, cgroup_hierarchies, network
 
-pytestmark = pytest.mark.timeout(300)  # includes waiting until another worker has finished with its nodes
+pytestmark = pytest.mark.timeout(450)  # includes waiting until another worker has finished with its nodes
 
 ROOT = Path(__file__).parents[2]
 PAGE = "written in a ConfigMap"

@@ -27,7 +27,7 @@ from tapestry.streams.upgrade import dial, request_upgrade
 from .nodes import Kit
 from .stream_servers import PAGE, WEBSOCKETS, Access, Servers, stream_servers
 
-pytestmark = pytest.mark.timeout(300)  # includes waiting until another worker has finished with its nodes
+pytestmark = pytest.mark.timeout(450)  # includes waiting until another worker has finished with its nodes
 
 V5, V4, TUNNEL, SPDY = "v5.channel.k8s.io", "v4.channel.k8s.io", "SPDY/3.1+portforward.k8s.io", "SPDY/3.1"
 PROTOCOLS = {
