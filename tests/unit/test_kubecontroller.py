@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| .+? \| .+? \| `(?P<file>tests/\S+?\.py)(?:::(?P<name>\w+))?` \|$", re.MULTILINE)
+ROW = re.compile(r"^\| .+? \| .+? \| `(?P<file>tests/\S+?\.py)::(?P<name>\w+)` \|$", re.MULTILINE)
 
 
 def test_every_requirement_names_a_test_that_exists() -> None:
@@ -15,6 +15,6 @@ def test_every_requirement_names_a_test_that_exists() -> None:
     assert [each for each in found if not exists(*each)] == []
 
 
-def exists(file: str, name: str | None) -> bool:
+def exists(file: str, name: str) -> bool:
     path = ROOT / file
-    return path.is_file() and (name is None or f"def {name}(" in path.read_text())
+    return path.is_file() and f"def {name}(" in path.read_text()

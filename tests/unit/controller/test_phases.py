@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -143,6 +144,26 @@ async def test_restart_resumes_in_last_written_phase(world: Any) -> None:
     async with running(world, phase_table(after)):
         assert (await status(world))["phase"] == "Done"
     assert len(before.times) == len(after.times) == 1
+
+
+async def test_setup_passes_settings_and_the_manager_to_handlers(world: Any) -> None:
+    @dataclass(frozen=True)
+    class Copies:
+        manager: Manager
+        content: Object
+
+        async def make(self, obj: Object) -> Next:
+            await self.manager.client.create(CONFIGMAPS, owned_object(obj, CONFIGMAPS, {"data": self.content}))
+            return Next("Done", self.manager.identity)
+
+    def setup(manager: Manager) -> None:
+        phases = phase_table(Copies(manager, {"colour": "blue"}).make)
+        PhaseMachine(world.widgets, "Pending", phases).controller(manager, "machine")
+
+    await world.add(world.widgets, "w")
+    async with world.running(world.manager(setup)):
+        assert (await world.get(CONFIGMAPS, "w"))["data"] == {"colour": "blue"}
+        assert condition(await status(world), "Done")["message"] == "first"  # the identity of the manager
 
 
 async def test_other_status_fields_are_kept(world: Any) -> None:
