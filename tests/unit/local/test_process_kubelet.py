@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import Object, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, TOKEN_REVIEWS
-from tapestry.local.process_kubelet import TAINT
+from tapestry.local import pod_sandbox
+from tapestry.local.isolation import isolation_failure, machine_isolation
+from tapestry.local.process_kubelet import ISOLATED, TAINT
+from tapestry.local.world import isolation_message
 
-from .worlds import World, new_cluster
+from .worlds import NO_NAMESPACES, World, new_cluster
 
 FOR_EVER = "while :; do sleep 0.05; done"
 
@@ -269,6 +273,28 @@ async def test_our_program_runs_in_trusted_namespace(strict_world: World) -> Non
 
 async def test_node_taint_keeps_other_pods_away(strict_world: World) -> None:
     assert TAINT in (await strict_world.client.get(NODES, "n"))["spec"]["taints"]
+
+
+# -- isolation
+
+
+async def test_node_says_that_its_pods_are_not_isolated(open_world: World) -> None:
+    node = await open_world.client.get(NODES, "n")
+    says = f"containers are plain processes of this machine, without isolation: {NO_NAMESPACES}"
+    condition = find_condition(node["status"]["conditions"], ISOLATED)
+    assert (condition["status"], condition["reason"], condition["message"]) == ("False", "NoNamespaces", says)
+    assert node["status"]["nodeInfo"]["osImage"] == says
+    assert isolation_message(node) == says  # `tapestry up` prints it
+
+
+async def test_missing_namespaces_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = (
+        sys.executable,
+        "-c",
+        "import socket, sys; socket.socket(fileno=int(sys.argv[2])).send(b'not permitted')",
+    )
+    monkeypatch.setattr(pod_sandbox, "INIT_PROGRAM", refused)
+    assert await isolation_failure(machine_isolation(tmp_path, os.environ), tmp_path) == "not permitted"
 
 
 # -- restarts of the kubelet

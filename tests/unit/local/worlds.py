@@ -33,6 +33,8 @@ from tapestry.local.runtime import Runtime
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 MASTERS = ["system:masters"]
+NO_NAMESPACES = "unshare: Operation not permitted"
+"""Reason of nodes without isolation."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ async def new_cluster(
             trust = ProcessPolicy(TAPESTRY, run_pods=run_pods or isolated, user=os.getuid(), isolation=isolation)
             address = Endpoint(*served.addresses["secure"].rsplit(":", 1))
             servers = [address._replace(port=int(address.port))]
-            settings = ProcessSettings(folder / "pods", server, trust, os.environ, lambda: servers)
+            failure = "" if isolated else NO_NAMESPACES
+            settings = ProcessSettings(folder / "pods", server, trust, os.environ, lambda: servers, failure)
             node, kubelet = process_node("n", machine_capacity()), process_kubelet.install(manager, port, settings)
         if not any(True for _ in await client.list(NODES)):
             await client.create(NODES, node)
