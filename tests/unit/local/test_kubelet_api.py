@@ -69,6 +69,16 @@ async def test_streams_need_create_whatever_the_method_is(world: World, path: st
     assert (await world.call_kubelet(path.replace("web", "none"), token=token))[0] == 403
 
 
+@pytest.mark.parametrize("path", STREAMS)
+async def test_only_the_right_to_proxy_includes_streams(world: World, path: str) -> None:
+    """Kubernetes 1.33 has subresources for parts of the kubelet API, none of which covers streams."""
+    token = await curious_token(world)
+    parts = ("metrics", "stats", "log", "spec", "checkpoint", "healthz", "configz", "pods")
+    await grant(world, *(f"nodes/{each}" for each in parts), verb="*")
+    assert (await world.call_kubelet("/metrics/resource", token=token))[0] == 200
+    assert (await world.call_kubelet(path, token=token))[0] == 403
+
+
 @pytest.mark.parametrize("path", ["/exec/default/none/c", "/attach/default/web/none", "/portForward/default/none"])
 async def test_streams_of_missing_pods_are_not_found(world: World, path: str) -> None:
     assert (await world.call_kubelet(path, certificate=True))[0] == 404
@@ -113,8 +123,8 @@ async def curious_token(world: World) -> str:
     return token
 
 
-async def grant(world: World, resource: str) -> None:
-    rules = [{"apiGroups": [""], "resources": [resource], "verbs": ["get"]}]
+async def grant(world: World, *resources: str, verb: str = "get") -> None:
+    rules = [{"apiGroups": [""], "resources": resources, "verbs": [verb]}]
     await world.client.create(CLUSTER_ROLES, {"metadata": {"name": "reader"}, "rules": rules})
     subject = {"kind": "ServiceAccount", "name": "curious", "namespace": "default"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "reader"}
