@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tapestry.client.watch import wait_for
+from tapestry.kube.objects import Object, value_at
 from tapestry.kube.pods import DEFAULT_CONTAINER_ANNOTATION
 from tapestry.kube.resources import PODS
 
@@ -132,3 +134,51 @@ async def test_logs_of_all_containers_are_read_and_followed(
         code, output, errors = each.result()
         assert (code, errors) == (0, b"")
         assert sorted(output.splitlines()) == [b"end of first", b"end of second", b"first", b"second"]
+
+
+async def start_restarted_pod(k: Cluster, namespace: str, name: str) -> None:  # noqa: F811
+    """Start a pod whose container has ended once; then it writes ten lines."""
+    script = "[ -e /e/again ] || { touch /e/again; echo before; exit 1; }; seq 10; sleep 1000"
+    container = {"name": "c", "image": "none", "command": ["sh", "-c", script]}
+    spec = {
+        "nodeName": "streams",
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 0,
+        "volumes": [{"name": "e", "emptyDir": {}}],
+        "containers": [{**container, "volumeMounts": [{"name": "e", "mountPath": "/e"}]}],
+    }
+    await k.client.create(PODS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+    assert await wait_for(k.client, PODS, name, namespace, until=is_restarted, timeout=SECONDS)
+
+
+def is_restarted(pod: Object | None) -> bool:
+    return is_ready(pod) and value_at(pod, "status", "containerStatuses", 0, "restartCount") == 1
+
+
+async def test_options_of_logs_are_those_of_kubectl(
+    cluster: Cluster,  # noqa: F811
+    k: Cluster,
+    namespace: str,  # noqa: F811
+) -> None:
+    async def log(client: Cluster, *options: str) -> bytes:
+        code, output, errors = await client.run("logs", "-n", namespace, "twice", *options, websockets=True)
+        assert (code, errors) == (0, b"")
+        return output
+
+    await start_restarted_pod(k, namespace, "twice")
+    lines = b"".join(b"%d\n" % each for each in range(1, 11))
+    for client in (k, cluster):
+        async with asyncio.timeout(SECONDS):
+            while await log(client, "--tail=1") != b"10\n":
+                pass
+        assert await log(client, "--previous") == b"before\n"
+        assert await log(client, "--since=1h") == lines
+        assert await log(client, "--tail=2") == b"9\n10\n"
+        assert await log(client, "--tail=0") == b""
+        assert await log(client, "--limit-bytes=3") == b"1\n2"
+        async with asyncio.timeout(SECONDS):
+            while await log(client, "--since=1s"):
+                pass
+    stamped = await log(k, "--timestamps", "--tail=1")
+    assert re.fullmatch(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z 10\n", stamped)
+    assert stamped == await log(cluster, "--timestamps", "--tail=1")
