@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from tapestry.client.kubeconfig import load_access
 
 from .streams import Streams
-from .worlds import TIMEOUT_SECONDS, WorldProcess, running_world
+from .worlds import TAPESTRY, TIMEOUT_SECONDS, WorldProcess, running_world
 
 pytestmark = pytest.mark.timeout(300)  # worlds start and end within it, on a shared machine
 CALL = """
@@ -80,6 +81,13 @@ WEB = {
         ],
     },
 }
+READER_CONTAINER = {"name": "c", "image": "none", "command": ["cat"], "stdin": True, "stdinOnce": True}
+READER = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "reader"},
+    "spec": {**PROCESS, "restartPolicy": "Never", "containers": [READER_CONTAINER]},
+}
 SESSIONS = {
     ("exec", "websocket v5.channel.k8s.io"),
     ("exec", "SPDY/3.1 v4.channel.k8s.io"),
@@ -119,6 +127,7 @@ def test_leased_pods_run_as_processes(kube_assets: Path, tmp_path: Path) -> None
         assert twin["spec"]["nodeName"] == "this-machine"
         assert "sleep 1000" in world.processes().values()
         check_streams(world, kube_assets, tmp_path)
+        check_simulated_pod(world, kube_assets)
         kubectl(world, kube_assets, "delete", "pod", "real")
         assert "sleep 1000" not in world.processes().values()
     with running_world(tmp_path / "world") as world:
@@ -138,10 +147,39 @@ def check_streams(world: WorldProcess, assets: Path, folder: Path) -> None:
         each.check_debug("web")
     streams.check_logs("talk")
     streams.check_top("web", "vnode-cluster-1-this-machine")
+    check_k(world, assets, folder)
     log = kubectl(world, assets, "logs", "-n", "tapestry-system", "deployment/tapestry-syncer-cluster-1", "--all-pods")
     lines = [line for line in log.splitlines() if '"stream session finished"' in line]
     finished = [json.loads(line.partition(" ")[2]) for line in lines]  # each line begins with the name of its pod
     assert {(each["subresource"], each["protocol"]) for each in finished} == SESSIONS
+
+
+def check_k(world: WorldProcess, assets: Path, folder: Path) -> None:
+    """Check `tapestry k` in place of kubectl, through our API server and the syncer."""
+    program = folder / "k" / "kubectl"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nshift  # --namespace, the default one\nexec {TAPESTRY} k "$@"\n')
+    program.chmod(0o700)
+    k = Streams(world.kubeconfig, program.parent, "default")
+    k.check_exec("web")
+    k.check_terminal("web")
+    k.check_copy("web", program.parent)
+    k.check_port_forward("web", 8080)
+    kubectl(world, assets, "apply", "-f", "-", text=json.dumps(READER))
+    kubectl(world, assets, "wait", "--for=condition=Ready", "pod/reader", "--timeout=60s")
+    assert k.output("attach", "-i", "reader", stdin=b"hello\n") == b"hello\n"
+    assert k.output("logs", "reader") == b"hello\n"
+
+
+def check_simulated_pod(world: WorldProcess, assets: Path) -> None:
+    """Check that the error of a simulated pod passes the syncer, over every protocol."""
+    streams = Streams(world.kubeconfig, assets, "default")
+    for each in (streams, streams.with_spdy()):
+        for arguments in (["exec", "simulated", "--", "true"], ["attach", "-q", "simulated"]):
+            done = each.kubectl(*arguments)
+            assert done.returncode == 126
+            assert re.match(rb"tapestry-\S+/simulated-\S+ is simulated: ", done.stderr)
+        assert each.kubectl("cp", world.kubeconfig, "simulated:/tmp/x").returncode == 126
 
 
 def streams_of_web(world: WorldProcess, assets: Path) -> Streams:
