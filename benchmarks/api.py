@@ -36,6 +36,12 @@ OBJECTS = 10_000
 CPU_BARS = {"create": 4.0, "patch": 4.0, "get": 4.0, "delete": 4.0, "fan-out": 1.5}
 """Required ratio of the CPU time of kube-apiserver and etcd to ours: per request, or per event for fan-out."""
 MERGE = {"Content-Type": "application/merge-patch+json"}
+CUSTOM_KINDS = 100
+DOCUMENT_BARS = {0: 6, CUSTOM_KINDS: 15}
+"""Limits of the memory of all OpenAPI documents in megabytes, by the number of custom resources."""
+EXAMPLE = Path(__file__).parent.parent / "manifests" / "crds" / "database.cloud.tencent.com_redismigrations.yaml"
+"""CustomResourceDefinition that is copied."""
+CUSTOM_RESOURCES = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 ENCODE = msgspec.json.encode
 
 
@@ -222,6 +228,57 @@ def restart(folder: Path) -> float:
     return server.ready_seconds
 
 
+def custom_resource(number: int) -> bytes:
+    """Return a CustomResourceDefinition; ten are in one group."""
+    definition: Object = msgspec.yaml.decode(EXAMPLE.read_bytes())
+    group, plural = f"group-{number // 10}.example.com", f"kinds{number}"
+    names = {"kind": f"Kind{number}", "listKind": f"Kind{number}List", "plural": plural, "singular": f"kind{number}"}
+    definition["metadata"] = {"name": f"{plural}.{group}"}
+    definition["spec"] |= {"group": group, "names": names}
+    return ENCODE(definition)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Sizes of OpenAPI documents, and the memory of the server that serves them, in megabytes."""
+
+    plain: float
+    compressed: float
+    grown: float
+    """Growth since the server was idle."""
+
+
+async def documents(server: OwnServer, custom_kinds: int) -> tuple[Documents, Documents]:
+    """Return the sizes of the v3 and of the v2 documents with so many custom resources."""
+    tls = ssl.create_default_context(cafile=server.ca)
+    headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
+    async with aiohttp.ClientSession(
+        headers=headers, connector=aiohttp.TCPConnector(ssl=tls), auto_decompress=False
+    ) as session:
+        client = ApiClient(session, server.url, [server.pid], "default")
+        for number in range(custom_kinds):
+            await client.ask("POST", CUSTOM_RESOURCES, custom_resource(number))
+        idle, found = client.megabytes(), []
+        index = msgspec.json.decode(await client.ask("GET", "/openapi/v3", **{"Accept-Encoding": "identity"}))["paths"]
+        for paths in ([each["serverRelativeURL"] for each in index.values()], ["/openapi/v2"]):
+            plain, small = [
+                sum([len(await client.ask("GET", path, **{"Accept-Encoding": each})) for path in paths])
+                for each in ("identity", "gzip")
+            ]
+            found.append(Documents(plain / 1e6, small / 1e6, client.megabytes() - idle))
+        return found[0], found[1]
+
+
+def document_rows(folder: Path) -> Iterator[Row]:
+    for custom_kinds in (0, CUSTOM_KINDS):
+        say(f"api: OpenAPI documents with {custom_kinds} custom resources")
+        with OwnServer(folder / f"documents-{custom_kinds}") as server:
+            found = dict(zip(("v3", "v2"), uvloop.run(documents(server, custom_kinds)), strict=True))
+        sizes = (f"{name} {each.plain:.1f} MB, {each.compressed:.2g} MB compressed" for name, each in found.items())
+        what = f"memory of served OpenAPI documents, {custom_kinds} custom resources"
+        yield Row(what, found["v2"].grown, "MB", at_most=DOCUMENT_BARS[custom_kinds], detail="; ".join(sizes))
+
+
 def rows() -> Iterator[Row]:
     try:
         assets = find_assets(os.environ)
@@ -237,6 +294,7 @@ def rows() -> Iterator[Row]:
                 found.append(ours(folder) if side == "ours" else theirs(folder, assets))
         say(f"api: a start with {OBJECTS:,} pods")
         restart_seconds = restart(Path(name) / "restart")
+        yield from document_rows(Path(name))
     yield from compared(turns["ours"], turns["theirs"])
     yield Row(f"ready again after a kill, {OBJECTS:,} pods", restart_seconds, "s", at_most=2)
 
