@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance import LISTS, PASSED, names_in, run
+from tapestry.apiserver.access.certificates import CertificateAuthority
 
 from .clusters import Cluster, PhysicalCluster
 from .images import IDLE, Contents, write_images
@@ -43,7 +44,9 @@ def node_kit(node_kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Kit:
     image = tmp_path_factory.mktemp("image") / "images.tar"
     programs = node_kit.assets / "kubectl", node_kit.assets / "agnhost"
     names = {f"{REGISTRY}/{name}": config for name, config in IMAGES.items()}
-    write_images(image, Contents(Path(shutil.which("busybox") or ""), programs, FILES, names))
+    key_pair = CertificateAuthority(image.parent / "pki").server_certificate(["localhost"])
+    files = FILES | {f"localhost{each.suffix}": each.read_text() for each in key_pair}  # agnhost serves with them
+    write_images(image, Contents(Path(shutil.which("busybox") or ""), programs, files, names))
     return replace(node_kit, image=image)
 
 

@@ -16,7 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,12 +24,14 @@ import pytest
 
 from tapestry.streams.upgrade import dial, request_upgrade
 
+from .cat_sessions import SPDY, cat_session, expect_silence, working
 from .nodes import Kit
 from .stream_servers import PAGE, WEBSOCKETS, Access, Servers, stream_servers
 
 pytestmark = pytest.mark.timeout(450)  # includes waiting until another worker has finished with its nodes
 
-V5, V4, TUNNEL, SPDY = "v5.channel.k8s.io", "v4.channel.k8s.io", "SPDY/3.1+portforward.k8s.io", "SPDY/3.1"
+V5, V4, TUNNEL = "v5.channel.k8s.io", "v4.channel.k8s.io", "SPDY/3.1+portforward.k8s.io"
+IDLE_SESSIONS, IDLE_SECONDS = 200, 600.0
 PROTOCOLS = {
     ("websocket", "exec"): (f"websocket {V5}", f"{SPDY} {V4}"),
     ("websocket", "attach"): (f"websocket {V5}", f"{SPDY} {V4}"),
@@ -188,6 +190,23 @@ async def test_version_4_over_websocket_is_passed_through(servers: Servers) -> N
     response.connection.abort()
     assert b"\x01hello\n" in received, "a message on channel 1"
     wait_for_session(servers, "exec", (f"websocket {V4}", f"websocket {V4}"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+async def test_idle_sessions_survive_translation(servers: Servers) -> None:
+    server, query = servers.own, "command=cat&stdin=true&stdout=true"
+    tls = ssl.create_default_context(cafile=server.ca)
+    url = f"{server.url}/api/v1/namespaces/default/pods/web/exec?{query}"
+    async with AsyncExitStack() as stack:
+        protocols = (V5, SPDY) * (IDLE_SESSIONS // 2)
+        opening = (stack.enter_async_context(cat_session(url, tls, each, server.token)) for each in protocols)
+        sessions = [await each for each in opening]
+        await expect_silence(sessions, IDLE_SECONDS)
+        for each in sessions:
+            await working(each)
+    for protocol in WEBSOCKETS:
+        wait_for_session(servers, "exec", PROTOCOLS[protocol, "exec"])
 
 
 def wait_for_session(servers: Servers, verb: str, protocols: tuple[str, str]) -> None:
