@@ -1,11 +1,12 @@
 """Clusters with real pods, accessed with kubectl, which shares no code with Tapestry."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tapestry.local.kubernetes import ControlPlane
 
-from .nodes import RealNode, run
+from .nodes import MACHINE, Kit, RealNode, run
 
 
 @dataclass(frozen=True)
@@ -30,3 +31,10 @@ class PhysicalCluster(Cluster):
     """A cluster with one node, which runs containers."""
 
     node: RealNode
+
+
+def control_plane_of(folder: Path, kit: Kit, flags: Mapping[str, str]) -> ControlPlane:
+    """Return a control plane with its own controllers and scheduler, which pods can reach."""
+    return ControlPlane(
+        folder, kit.assets, controller_manager=True, scheduler=True, fsync=False, address=MACHINE, flags=flags
+    )

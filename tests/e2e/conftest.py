@@ -2,18 +2,17 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tapestry.local.control_planes import front_proxy_flags, kubelet_flags
-from tapestry.local.kubernetes import ControlPlane
 
-from .clusters import Cluster, PhysicalCluster
+from .clusters import Cluster, PhysicalCluster, control_plane_of
 from .images import Contents, write_images
-from .nodes import MACHINE, Kit, RealNode, missing_requirements, network
+from .nodes import Kit, RealNode, missing_requirements, network
 
 
 @pytest.fixture(scope="session")
@@ -61,10 +60,3 @@ def virtual_cluster(
     flags = {**kubelet_flags(folder), **front_proxy_flags(folder)}
     with control_plane_of(folder, node_kit, flags) as plane:
         yield Cluster(plane, node_kit.assets)
-
-
-def control_plane_of(folder: Path, kit: Kit, flags: Mapping[str, str]) -> ControlPlane:
-    """Return a control plane with its own controllers and scheduler, which pods can reach."""
-    return ControlPlane(
-        folder, kit.assets, controller_manager=True, scheduler=True, fsync=False, address=MACHINE, flags=flags
-    )
