@@ -65,13 +65,17 @@ async def cat_session(url: str, tls: ssl.SSLContext, protocol: str, token: str =
     assert response.connection is not None, response
     try:
         if protocol != SPDY:
-            yield await working(WebSocketSession(WebSocket(response.connection, is_client=True)))
+            over_websocket = WebSocketSession(WebSocket(response.connection, is_client=True))
+            await check_echo(over_websocket)
+            yield over_websocket
             return
         channels = SpdyChannels(response.connection, REQUESTED, is_server=False)
         receiving = asyncio.create_task(channels.run())
         try:
             await channels.start()
-            yield await working(SpdySession(channels))
+            over_spdy = SpdySession(channels)
+            await check_echo(over_spdy)
+            yield over_spdy
         finally:
             receiving.cancel()
             with suppress(asyncio.CancelledError, ConnectionError):
@@ -80,17 +84,16 @@ async def cat_session(url: str, tls: ssl.SSLContext, protocol: str, token: str =
         response.connection.abort()
 
 
-async def working(session: CatSession) -> CatSession:
+async def check_echo(session: CatSession) -> None:
     """Check that the session returns what it gets."""
     await session.write(PING)
     received = b""
     async with asyncio.timeout(SECONDS):
         while PING not in received:
             received += await session.read()
-    return session
 
 
-async def expect_silence(sessions: Sequence[CatSession], seconds: float) -> None:
+async def check_silence(sessions: Sequence[CatSession], seconds: float) -> None:
     """Check that no session ends and that none gets anything in this time."""
     waiting = [asyncio.create_task(each.read()) for each in sessions]
     try:

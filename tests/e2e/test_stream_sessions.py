@@ -19,7 +19,7 @@ from tapestry.kube.objects import uid_of
 from tapestry.local.control_planes import KUBELET_CLIENT
 from tapestry.streams.remote_command import V4, V5
 
-from .cat_sessions import SPDY, CatSession, cat_session, expect_silence, working
+from .cat_sessions import SPDY, CatSession, cat_session, check_echo, check_silence
 from .clusters import Cluster, PhysicalCluster
 from .images import IMAGE
 from .installation import Installation, process_folders, running_installation, tapestry
@@ -128,9 +128,9 @@ async def test_idle_sessions_survive(world: World) -> None:
     async with AsyncExitStack() as stack:
         protocols = (V4, V5, SPDY, SPDY) * (IDLE_SESSIONS // 4)
         sessions = [await stack.enter_async_context(world.session(each)) for each in protocols]
-        await expect_silence(sessions, IDLE_SECONDS)
+        await check_silence(sessions, IDLE_SECONDS)
         for each in sessions:
-            await working(each)
+            await check_echo(each)
 
 
 async def test_killed_syncer_ends_its_sessions_and_the_standby_answers(

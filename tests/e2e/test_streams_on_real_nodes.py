@@ -24,7 +24,7 @@ import pytest
 
 from tapestry.streams.upgrade import dial, request_upgrade
 
-from .cat_sessions import SPDY, cat_session, expect_silence, working
+from .cat_sessions import SPDY, cat_session, check_echo, check_silence
 from .nodes import Kit
 from .stream_servers import PAGE, WEBSOCKETS, Access, Servers, stream_servers
 
@@ -202,9 +202,9 @@ async def test_idle_sessions_survive_translation(servers: Servers) -> None:
         protocols = (V5, SPDY) * (IDLE_SESSIONS // 2)
         opening = (stack.enter_async_context(cat_session(url, tls, each, server.token)) for each in protocols)
         sessions = [await each for each in opening]
-        await expect_silence(sessions, IDLE_SECONDS)
+        await check_silence(sessions, IDLE_SECONDS)
         for each in sessions:
-            await working(each)
+            await check_echo(each)
     for protocol in WEBSOCKETS:
         wait_for_session(servers, "exec", PROTOCOLS[protocol, "exec"])
 
