@@ -25,6 +25,7 @@ FILES = {
     "agnhost": '#!/bin/sh\nexec /bin/agnhost "$@"\n',
     "bin/curl": '#!/bin/sh\nfor url; do :; done\nexec wget -q -O - "$url"\n',  # used to get pages
     f"{PAGES}/index.html": "it works\n",
+    f"{PAGES}/data.json": '{"image": "nautilus.jpg"}',
 }
 HTTPD = {"Cmd": ["httpd", "-f", "-p", "80", "-h", f"/{PAGES}"]}
 IMAGES = {
@@ -32,6 +33,7 @@ IMAGES = {
     "busybox:1.37.0-1": {"Cmd": IDLE},
     "httpd:2.4.38-4": HTTPD,
     "httpd:2.4.39-4": HTTPD,
+    "nautilus:1.7": HTTPD,
 }
 """Images of the tests in Kubernetes 1.34, with what they need of them."""
 
