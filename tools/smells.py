@@ -8,6 +8,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -39,6 +40,8 @@ def smells(files: Files) -> list[Smell]:
     found += repeated_names(files)
     if MIRROR in files:
         found += untested_modules(files)
+    if PROJECT in files:
+        found += unchecked_purity(files)
     return sorted(found)
 
 
@@ -168,6 +171,29 @@ def untested_modules(files: Files) -> Iterator[Smell]:
             yield Smell(MIRROR, number, f"table of tests: there is no {test}")
         if place not in needed:
             yield Smell(MIRROR, number, f"table of tests: {place} needs no line")
+
+
+# Pure modules
+
+PROJECT = "pyproject.toml"
+PURE = re.compile(r"\bPure\b|\bfunctions are pure\b")
+
+
+def unchecked_purity(files: Files) -> Iterator[Smell]:
+    """Modules whose docstring says that they are pure, and that no contract of import-linter keeps so."""
+    contracts = tomllib.loads(files[PROJECT])["tool"]["importlinter"]["contracts"]
+    checked = {
+        module
+        for contract in contracts
+        if "asyncio" in contract.get("forbidden_modules", ())
+        for module in contract["source_modules"]
+    }
+    for path, text in files.items():
+        if path.startswith("src/tapestry/") and path.endswith(".py"):
+            module = path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").split("/")
+            names = {".".join(module[:end]) for end in range(1, len(module) + 1)}
+            if PURE.search(ast.get_docstring(ast.parse(text)) or "") and not names & checked:
+                yield Smell(path, 1, f"unchecked purity: add the module to a contract in {PROJECT}")
 
 
 # Lines

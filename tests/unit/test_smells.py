@@ -263,3 +263,29 @@ ALONE = {"src/tapestry/kube/cel/types.py": "", "tests/unit/kube/cel/test_compile
 )
 def test_a_module_has_a_test_of_its_name_or_a_line(files: dict[str, str], table: str, messages: list[str]) -> None:
     assert [smell.message.split(":")[0] for smell in smells({**files, "tests/mirror.toml": table})] == messages
+
+
+CONTRACTS = """
+[[tool.importlinter.contracts]]
+source_modules = ["tapestry.kube", "tapestry.apis.names"]
+forbidden_modules = ["asyncio"]
+
+[[tool.importlinter.contracts]]
+source_modules = ["tapestry.local.plans"]
+forbidden_modules = ["aiohttp"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "docstring", "messages"),
+    [
+        ("src/tapestry/kube/pods.py", "Pods. Pure.", []),
+        ("src/tapestry/kube/__init__.py", "Pure functions on pods.", []),
+        ("src/tapestry/apis/names.py", "Names.\n\nAll functions are pure.", []),
+        ("src/tapestry/apis/names_of_pods.py", "Names. Pure.", ["unchecked purity"]),
+        ("src/tapestry/local/plans.py", "Plans. Pure.", ["unchecked purity"]),
+        ("src/tapestry/local/plans.py", "Calls pure functions.", []),
+    ],
+)
+def test_a_pure_module_is_in_a_contract(path: str, docstring: str, messages: list[str]) -> None:
+    assert found(path, f'"""{docstring}"""', **{"pyproject.toml": CONTRACTS}) == messages

@@ -1,4 +1,4 @@
-"""Tables of phases: their checks and drawings.  Pure, except for the handlers that a table refers to.
+"""Tables of phases: their checks and drawings.
 
 A phase without a handler is terminal.  An object starts in the initial phase.  The phases that follow `Deleting` are
 only for objects that are being deleted.

@@ -1,6 +1,6 @@
 """Findings of `tapestry doctor`: correct, suspicious and wrong facts, with advice.
 
-Each function checks one thing.  All are pure and report only on their arguments.
+Each function checks one thing.  All functions are pure and report only on their arguments.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Effect of a proposed policy: leased amounts per node and pods to be reclaimed (pure).
+"""Effect of a proposed policy: leased amounts per node and pods to be reclaimed. Pure.
 
 The syncer's own functions compute the leases, once with the existing policies and once with the proposed one.
 """

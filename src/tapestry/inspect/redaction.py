@@ -1,4 +1,4 @@
-"""Removal of secrets from objects and texts before they leave a cluster (safety rule 7, pure).
+"""Removal of secrets from objects and texts before they leave a cluster (safety rule 7). Pure.
 
 In objects, fields that pass data to programs are always masked: values of environment variables, commands, data,
 headers and foreign annotations.  In all remaining texts and logs, everything that looks like a credential or a

@@ -1,4 +1,4 @@
-"""Live view of a world as a terminal screen of any size: clusters, nodes and waiting pods (pure).
+"""Live view of a world as a terminal screen of any size: clusters, nodes and waiting pods. Pure.
 
 Rows that do not fit are counted.  Commands to copy are never cut: a long one continues after a backslash, as in a
 shell.

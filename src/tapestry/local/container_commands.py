@@ -1,4 +1,4 @@
-"""Commands, environments and folders that run a pod's containers as processes (pure).
+"""Commands, environments and folders that run a pod's containers as processes. Pure.
 
 `rejection_reason` says why a pod cannot run as processes.  `container_launch` returns what to run for a container.
 

@@ -1,4 +1,4 @@
-"""Allowlist of commands, flags and variables for Tapestry's own pods on process nodes (pure).
+"""Allowlist of commands, flags and variables for Tapestry's own pods on process nodes. Pure.
 
 A user who may create a pod in our namespace, or write a ConfigMap that it reads, controls its command, arguments and
 environment.  Most commands of `tapestry` and many settings name files and programs: a kubeconfig runs plugins, an audit

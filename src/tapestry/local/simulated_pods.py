@@ -1,4 +1,4 @@
-"""Status of a simulated pod over time (pure).
+"""Status of a simulated pod over time. Pure.
 
 Annotations of the pod define its lifecycle.  Without any, it runs until it is deleted or, if its restart policy is not
 Always, succeeds after a few seconds:

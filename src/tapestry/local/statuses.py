@@ -1,4 +1,4 @@
-"""Pod and container statuses as a kubelet reports them (pure)."""
+"""Pod and container statuses as a kubelet reports them. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime

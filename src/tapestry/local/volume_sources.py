@@ -1,4 +1,4 @@
-"""Sources of a pod's volumes and variables: ConfigMaps, Secrets, tokens and the pod (pure).
+"""Sources of a pod's volumes and variables: ConfigMaps, Secrets, tokens and the pod. Pure.
 
 `source_references` lists what to fetch for a pod, `Sources` holds it, and `volume_files` returns the files of a volume.
 """

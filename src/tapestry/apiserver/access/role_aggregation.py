@@ -1,4 +1,4 @@
-"""Rules of ClusterRoles that have an aggregation rule (pure)."""
+"""Rules of ClusterRoles that have an aggregation rule. Pure."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ownership rules of server-side apply: managers, entries and conflicts, as pure functions.
+"""Ownership rules of server-side apply: managers, entries and conflicts. Pure.
 
 An update owns the fields that it changes (`entries_after_update`). An apply owns the fields of its configuration
 (`apply_configuration`). A field that another manager owns with a different value is a conflict unless the apply is

@@ -1,4 +1,4 @@
-"""Rules for writes that hold for every kind, as pure functions.
+"""Rules for writes that hold for every kind. Pure.
 
     created_object      the object that a POST stores
     updated_object      the object that a PUT or a PATCH stores
