@@ -1,7 +1,7 @@
 """Generate files from the code: pages on commands, kinds and keys, tables of ARCHITECTURE.md, CRDs, rules of alerts.
 
     python tools/reference.py           write the stale ones
-    python tools/reference.py --check   list the stale ones, and fail if there are any
+    python tools/reference.py --check   list the stale ones and help texts that do not stand alone; fail if any
 
 The pages on settings, metrics, events and log messages are written by hand.  Tests check that they are complete.
 """
@@ -113,6 +113,44 @@ def epilog_parts(epilog: str) -> Iterator[str]:
     yield "```text\n" + "\n".join(line.strip() for line in lines) + "\n```"
     if codes != exit_codes():
         yield codes
+
+
+DEPENDENT = re.compile(
+    r"(It|Its|Their|This|That|These|Those|Of|Also|Likewise|As|Like|The same|See|What|Whether|How|Where|Who|Which)\b"
+)
+"""Beginnings of help texts that need the text of another option."""
+MIN_HELP_WORDS = 2
+
+
+def dependent_help() -> list[str]:
+    """Commands and options with a help text that does not stand alone."""
+    return [
+        *(
+            path
+            for path, command in all_commands(main, "tapestry")
+            if not stands_alone(command.get_short_help_str(200))
+        ),
+        *(
+            f"{path} {option.opts[0]}"
+            for path, command in all_commands(main, "tapestry")
+            for option in command.params
+            if isinstance(option, click.Option) and not option.hidden and not stands_alone(option.help or "")
+        ),
+    ]
+
+
+def all_commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from all_commands(child, f"{path} {name}")
+
+
+def stands_alone(text: str) -> bool:
+    return len(text.partition("[default")[0].split()) >= MIN_HELP_WORDS and not DEPENDENT.match(text)
 
 
 # -- kinds
@@ -315,8 +353,10 @@ def log_messages() -> dict[str, set[str]]:
 def run(arguments: list[str]) -> int:
     stale = {path: text for path, text in pages().items() if not is_fresh(path, text)}
     if "--check" in arguments:
-        print("\n".join(f"{path} differs from the code: run `make reference`" for path in stale))
-        return 1 if stale else 0
+        found = [f"{path} differs from the code: run `make reference`" for path in stale]
+        found += [f"the help of {name} must stand alone: name its subject" for name in dependent_help()]
+        print("\n".join(found))
+        return 1 if found else 0
     for path, text in stale.items():
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / path).write_text(text)

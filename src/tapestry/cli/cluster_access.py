@@ -65,7 +65,10 @@ VIRTUAL_CLUSTER_OPTIONS = (
     click.option("--context", help="Context of the kubeconfig. [default: its current context]"),
 )
 NAMESPACE_OPTION = click.option(
-    "--namespace", "-n", shell_complete=name_completer(NAMESPACES), help="Namespace. [default: that of the context]"
+    "--namespace",
+    "-n",
+    shell_complete=name_completer(NAMESPACES),
+    help="Namespace of the objects. [default: that of the context]",
 )
 ALL_NAMESPACES_OPTION = click.option("--all-namespaces", "-A", "everywhere", is_flag=True, help="Use all namespaces.")
 BINDING_OPTION = click.option(

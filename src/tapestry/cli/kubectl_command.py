@@ -18,7 +18,9 @@ from tapestry.kube.objects import Object
 from tapestry.kube.pods import default_container
 
 CONTAINER_OPTION = click.option(
-    "--container", "-c", help="Container. [default: that of kubectl.kubernetes.io/default-container, or the first]"
+    "--container",
+    "-c",
+    help="Container of the pod. [default: that of kubectl.kubernetes.io/default-container, or the first]",
 )
 
 

@@ -1,42 +1,25 @@
 """The help text of each command and option stands alone."""
 
-import re
-from collections.abc import Iterator
+import pytest
 
-import click
-
-from tapestry.cli.main import main
-
-DEPENDENT = re.compile(r"(Its|Their|Of|Also|Likewise|The same|What|Whether|How|Where|Who|Which|And|Or)\b")
-MIN_WORDS = 2
+import reference
 
 
-def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
-    yield path, command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            assert child is not None
-            yield from commands(child, f"{path} {name}")
+def test_help_texts_stand_alone() -> None:
+    assert reference.dependent_help() == []
 
 
-def is_standing_alone(text: str) -> bool:
-    return len(text.split()) >= MIN_WORDS and not DEPENDENT.match(text)
+@pytest.mark.parametrize(
+    "text", ["", "Pods.", "Namespace. [default: that of the context]", "Its key file.", "The same for writes."]
+)
+def test_a_help_text_that_needs_another_is_found(text: str) -> None:
+    assert not reference.stands_alone(text)
 
 
-def test_the_help_of_each_option_stands_alone() -> None:
-    found = [
-        f"{path} {option.opts[0]}: {option.help!r}"
-        for path, command in commands(main, "tapestry")
-        for option in command.params
-        if isinstance(option, click.Option) and not option.hidden and not is_standing_alone(option.help or "")
-    ]
-    assert found == []
-
-
-def test_the_help_of_each_command_stands_alone() -> None:
-    found = [
-        path for path, command in commands(main, "tapestry") if not is_standing_alone(command.get_short_help_str(200))
-    ]
-    assert found == []
+def test_the_check_fails_for_a_dependent_help_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reference, "pages", dict)
+    monkeypatch.setattr(reference, "dependent_help", lambda: ["tapestry up --nodes"])
+    assert reference.run(["--check"]) == 1
+    assert "tapestry up --nodes" in capsys.readouterr().out
