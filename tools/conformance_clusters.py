@@ -38,7 +38,7 @@ NODE = {
     },
 }
 TestCluster = Callable[[Path, Path], AbstractContextManager[Path]]
-"""Takes a folder for its files and the folder of Kubernetes' programs."""
+"""Take a folder for its files and the folder of Kubernetes' programs."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Finds what must not be in this repository, and prints the numbers a reader may want to look into.
+"""Find what must not be in this repository, and print the numbers a reader may want to look into.
 
 A smell fails `make check`: the zeroes of CONTRIBUTING.md that neither ruff, mypy nor import-linter can see.  An alarm
 never fails: a long file with one subject is better than two with half a subject each.
@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeGuard
 
 Files = Mapping[str, str]
 """Path, with slashes and from the root of the repository, to text."""
@@ -291,6 +292,8 @@ def code_smells(path: str, tree: ast.Module) -> Iterator[Smell]:
     yield from at(path, abandoned_tasks(tree), "unowned task: tasks live in a TaskGroup")
     if path.startswith("src/"):
         yield from at(path, indirect_docstrings(tree), "docstring: begin with a noun phrase or an imperative")
+    if not path.startswith("src/tapestry/planes/"):
+        yield from at(path, third_person_docstrings(tree), "docstring: begin with a noun phrase or an imperative")
     if product:
         yield from at(path, stubs(tree), "stub: do it, or leave it out")
         if not path.startswith(("src/tapestry/controller/", "src/tapestry/client/")):
@@ -346,7 +349,7 @@ def is_protocol(node: ast.AST) -> bool:
     return isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases)
 
 
-def is_text(node: ast.stmt) -> bool:
+def is_text(node: ast.stmt) -> TypeGuard[ast.Expr]:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
@@ -421,12 +424,38 @@ INDIRECT = re.compile(r"(What|How|Who|Whose|Whom|Whether|Which|Where|When|Why|No
 
 def indirect_docstrings(tree: ast.Module) -> Iterator[ast.AST]:
     """Docstrings, also those of fields, whose first word is a question word."""
+    return (statement for statement in docstrings(tree) if INDIRECT.match(text_of(statement)))
+
+
+THIRD_PERSON = re.compile(
+    r"(Accepts|Adds|Admits|Allows|Applies|Approves|Asks|Assigns|Authenticates|Authorizes|Builds|Calls|Cleans|Closes|"
+    r"Collects|Compares|Computes|Connects|Contains|Converts|Creates|Decides|Decodes|Defines|Deletes|Detects|Encodes|"
+    r"Enforces|Ensures|Evicts|Explains|Fails|Finalizes|Finds|Follows|Forwards|Gets|Gives|Handles|Holds|Implements|"
+    r"Injects|Installs|Keeps|Lets|Listens|Loads|Maintains|Makes|Manages|Masks|Measures|Merges|Moves|Opens|Owns|Parses|"
+    r"Passes|Pauses|Prints|Provides|Provisions|Publishes|Raised|Raises|Receives|Registers|Rejects|Removes|Renews|"
+    r"Replaces|Represents|Requeues|Resolves|Responds|Restricts|Returns|Rewrites|Runs|Scales|Selects|Sends|Serves|Sets|"
+    r"Shows|Signs|Simulates|Stores|Takes|Tells|Tracks|Translates|Tries|Triggers|Validates|Verifies|Wraps|Yields"
+    r"|(Caches|Checks|Copies|Counts|Formats|Limits|Lists|Logs|Maps|Matches|Names|Processes|Reads|Records|Reports|"
+    r"Reviews|Schedules|Starts|Stops|Streams|Switches|Tests|Updates|Waits|Watches|Writes)"
+    r" (a|an|all|each|its|one|the|whether))\b"
+)
+"""Verbs in the third person; those of the second list are also plurals, unless an article follows."""
+
+
+def third_person_docstrings(tree: ast.Module) -> Iterator[ast.AST]:
+    """Docstrings, also those of fields, that begin with a verb in the third person."""
+    return (statement for statement in docstrings(tree) if THIRD_PERSON.match(text_of(statement)))
+
+
+def docstrings(tree: ast.Module) -> Iterator[ast.Expr]:
+    """Texts that stand alone, also those of fields."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | Function):
-            for statement in node.body:
-                match statement:
-                    case ast.Expr(value=ast.Constant(value=str(text))) if INDIRECT.match(text.strip()):
-                        yield statement
+            yield from (statement for statement in node.body if is_text(statement))
+
+
+def text_of(statement: ast.Expr) -> str:
+    return ast.literal_eval(statement.value).strip()
 
 
 def words(text: str) -> set[str]:

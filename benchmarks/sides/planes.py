@@ -132,7 +132,7 @@ def open_descriptors() -> int:
 
 
 class LoopBlocks:
-    """Measures the longest time for which the event loop runs no other task."""
+    """Measure the longest time for which the event loop runs no other task."""
 
     def __init__(self) -> None:
         self.worst = self.worst_cpu = 0.0

@@ -7,7 +7,7 @@ import aiohttp
 
 
 class Rounds:
-    """Starts `rounds` rounds of `objects` events, each after all events of the previous one were handled.
+    """Start `rounds` rounds of `objects` events, each after all events of the previous one were handled.
 
     The initial list warms up both sides and is not measured.
     """

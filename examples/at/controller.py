@@ -28,7 +28,7 @@ AT = Kind(ATS, AtSpec, AtStatus, columns=(Column("Schedule", ".spec.schedule"), 
 
 @dataclass(frozen=True)
 class Ats:
-    """Creates one Pod for each At when its time has come, and copies the pod's phase to the status."""
+    """Create one Pod for each At when its time has come, and copy the pod's phase to the status."""
 
     ats: Informer
     pods: Informer

@@ -72,7 +72,7 @@ def clone(folder: Path) -> None:
 
 @dataclass
 class Reader:
-    """Runs the commands of a document in one shell, and each serving command in its own terminal."""
+    """Run the commands of a document in one shell, and each serving command in its own terminal."""
 
     folder: Path
     environment: Mapping[str, str]

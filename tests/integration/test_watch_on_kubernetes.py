@@ -67,7 +67,7 @@ class Observed:
 
 
 class Reader:
-    """Follows the config maps of a namespace."""
+    """Follow the config maps of a namespace."""
 
     def __init__(self, transport: Observed, namespace: str, **options: Any) -> None:
         self.transport = transport

@@ -87,7 +87,7 @@ def test_the_readme_is_short() -> None:
 
 
 FOLLOWED = "tests/e2e/test_documents.py"
-"""Runs the README and the tutorials, but not their translations."""
+"""Run the README and the tutorials, but not their translations."""
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 

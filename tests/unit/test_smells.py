@@ -121,7 +121,7 @@ def test_any_kind_of_check_will_do(check: str) -> None:
     "recital",
     [
         'def reconcile(self, node):\n    """Reconcile the node."""',
-        'def delete_pods(client: Client):\n    """Deletes pods with the given client."""',
+        'def delete_pods(client: Client):\n    """Delete pods with the given client."""',
         'class NodeLease:\n    """A node lease."""',
         'def f():\n    """"""',
     ],
@@ -246,6 +246,17 @@ def test_a_docstring_begins_with_a_noun_or_an_imperative(text: str) -> None:
     assert found("src/a.py", 'x = 1\n"""Seconds to wait."""') == []
 
 
+@pytest.mark.parametrize("text", ["Handles API calls.", "Raised if it is late.", "Checks the pods."])
+def test_a_docstring_is_not_in_the_third_person(text: str) -> None:
+    assert found("src/a.py", f'class A:\n    """{text}"""\n    x = 1') == ["docstring"]
+    assert found("tests/a.py", f'"""{text}"""') == ["docstring"]
+
+
+@pytest.mark.parametrize("text", ["Handle API calls.", "Checks of pods.", "Limits of a server.", "Names."])
+def test_a_plural_noun_may_begin_a_docstring(text: str) -> None:
+    assert found("src/a.py", f'class A:\n    """{text}"""\n    x = 1') == []
+
+
 MIRRORED = {"src/tapestry/kube/pods.py": "", "tests/unit/kube/test_pods.py": "", "src/tapestry/kube/__init__.py": ""}
 ALONE = {"src/tapestry/kube/cel/types.py": "", "tests/unit/kube/cel/test_compiler.py": ""}
 
@@ -284,7 +295,7 @@ forbidden_modules = ["aiohttp"]
         ("src/tapestry/apis/names.py", "Names.\n\nAll functions are pure.", []),
         ("src/tapestry/apis/names_of_pods.py", "Names. Pure.", ["unchecked purity"]),
         ("src/tapestry/local/plans.py", "Plans. Pure.", ["unchecked purity"]),
-        ("src/tapestry/local/plans.py", "Calls pure functions.", []),
+        ("src/tapestry/local/plans.py", "Users of pure functions.", []),
     ],
 )
 def test_a_pure_module_is_in_a_contract(path: str, docstring: str, messages: list[str]) -> None:

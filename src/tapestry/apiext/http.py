@@ -97,7 +97,7 @@ PREFLIGHT_HEADERS = {
 
 
 class ApiExtHandler:
-    """Handles requests with the caller's credentials or, with `own_identity`, those of `transport`."""
+    """Handle requests with the caller's credentials or, with `own_identity`, those of `transport`."""
 
     def __init__(
         self, rest_api: RestApi, transport: Transport, *, own_identity: bool = False, origins: Collection[str] = ()

@@ -42,7 +42,7 @@ class RestRequest:
     query: Mapping[str, str] = field(default_factory=dict)
     content_type: str = ""
     read_body: Callable[[], Awaitable[bytes]] = no_body
-    """Receives the body."""
+    """Receive the body."""
     last_event_id: str = ""
     """Last event that a watching client has received."""
 

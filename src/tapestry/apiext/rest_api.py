@@ -42,7 +42,7 @@ from tapestry.kube.resources import Resource
 
 MERGE_PATCH, JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 STRICT = {"fieldValidation": "Strict"}
-"""Rejects misspelled fields, which would otherwise be dropped silently."""
+"""Reject misspelled fields, which would otherwise be dropped silently."""
 REPLACE_ATTEMPTS = 5
 
 

@@ -81,7 +81,7 @@ class AllowedVolumes(ApiStruct):
 
 
 class SyncBack(ApiStruct):
-    """Selects the copies of ConfigMaps and Secrets whose changes are synced back to the virtual cluster."""
+    """Selection of the copies of ConfigMaps and Secrets whose changes are synced back to the virtual cluster."""
 
     namespaces: Annotated[
         tuple[DnsLabel, ...],

@@ -54,7 +54,7 @@ class CaBundle:
 
 @dataclass
 class CaPublisher:
-    """Publishes the CAs of a server and ends CA rotations on time."""
+    """Publish the CAs of a server and end CA rotations on time."""
 
     server: Server
     config: ApiServerConfig

@@ -78,7 +78,7 @@ class Duration(click.ParamType[float]):
 
 
 class ResultReporter:
-    """Prints the result for each object and records failures."""
+    """Print the result for each object and record failures."""
 
     def __init__(self) -> None:
         self.failed = False

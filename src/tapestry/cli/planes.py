@@ -73,7 +73,7 @@ COLUMNS = ("NAME", "PHASE", "ID", "OBJECTS", "HOLDER", "ADDRESS", "MESSAGE")
 
 
 Connect = Callable[[], Client]
-"""Opens a client of the management API."""
+"""Open a client of the management API."""
 
 
 def with_management_api(function: Callable[..., None]) -> Callable[..., None]:

@@ -192,7 +192,7 @@ async def port_forward(kubectl: KubectlLite, pod: str, ports: tuple[str, ...], a
 
 
 class Forwarder:
-    """Forwards connections to one pod, each over two streams."""
+    """Forward connections to one pod, each over two streams."""
 
     def __init__(self, spdy: SpdyConnection) -> None:
         self._spdy = spdy

@@ -36,7 +36,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class DelegatedAuth:
-    """Reviews tokens and permissions of callers at one API server."""
+    """Review tokens and permissions of callers at one API server."""
 
     client: Client
 

@@ -32,7 +32,7 @@ class ProxyError(OSError):
 
 
 class Dialer:
-    """Opens connections to the server of `access`."""
+    """Open connections to the server of `access`."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

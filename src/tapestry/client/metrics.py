@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from tapestry.process.counters import Counter
 
 RESOURCE_LABEL: ContextVar[Callable[[str], str]] = ContextVar("RESOURCE_LABEL", default=str)
-"""Returns the label for the name of a resource. A part of a process may hide the names of custom kinds."""
+"""Return the label for the name of a resource. A part of a process may hide the names of custom kinds."""
 
 REQUESTS = Counter(
     "tapestry_client_requests_total",

@@ -54,7 +54,7 @@ class ServerVerification:
 
 
 class FileChanges:
-    """Detects changes of files with at most one stat per `CHECK_INTERVAL` seconds."""
+    """Detect changes of files with at most one stat per `CHECK_INTERVAL` seconds."""
 
     def __init__(self, paths: Sequence[Path], monotonic: Callable[[], float]) -> None:
         self._paths = paths

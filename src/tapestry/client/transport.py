@@ -47,7 +47,7 @@ class Stream(Protocol):
 
 
 class Transport(Protocol):
-    """Sends requests.  Raises TransportError if there is no response, never because of the response's content."""
+    """Send requests.  Raise TransportError if there is no response, never because of the response's content."""
 
     async def send(self, request: Request) -> Response: ...
 

@@ -39,7 +39,7 @@ class Runnable(Protocol):
 
 
 class App:
-    """Runs managers until SIGTERM or SIGINT, or until one of them fails."""
+    """Run managers until SIGTERM or SIGINT, or until one of them fails."""
 
     def __init__(self, *managers: Runnable) -> None:
         self.managers = managers

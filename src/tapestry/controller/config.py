@@ -26,7 +26,7 @@ class LeaderElection(Section, frozen=True):
 
 
 class Filter(Section, frozen=True):
-    """Restricts the objects that reconcilers see."""
+    """Restrict the objects that reconcilers see."""
 
     namespaces: list[str] = field(default_factory=list)
     labels: str = ""

@@ -34,7 +34,7 @@ from tapestry.process.tracing import span
 log = logger(__name__)
 
 KeyMapper = Callable[[T], Iterable[str]]
-"""Maps an object that changed to the keys to reconcile."""
+"""Map an object that changed to the keys to reconcile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def generation_changed(old: Object | None, new: Object | None) -> bool:
 
 
 class Controller:
-    """Runs one reconciler over one queue of keys."""
+    """Run one reconciler over one queue of keys."""
 
     def __init__(
         self,

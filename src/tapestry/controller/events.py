@@ -55,7 +55,7 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class Recorder:
-    """Records events through `client`.  The task `run` writes them."""
+    """Record events through `client`.  The task `run` writes them."""
 
     client: Client
     component: str

@@ -32,7 +32,7 @@ Handler = Callable[[T | None, T | None], None]
 
 
 class Informer(Generic[T]):
-    """Keeps `store` equal to the objects of one resource that match the selectors, as `transform` returns them."""
+    """Keep `store` equal to the objects of one resource that match the selectors, as `transform` returns them."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class LeaseDurations:
 
 @dataclass(slots=True)
 class Elector:
-    """Campaigns for one Lease and runs the leader's work while it holds it."""
+    """Campaign for one Lease and run the leader's work while it holds it."""
 
     client: Client
     """Not fenced, because the fence depends on the election."""

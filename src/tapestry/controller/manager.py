@@ -43,12 +43,12 @@ log = logger(__name__)
 RESTART_INTERVAL = 1.0
 
 Setup = Callable[["Manager"], None]
-"""Sets up a reconciler: creates informers and controllers of the manager."""
+"""Set up a reconciler: create informers and controllers of the manager."""
 BackgroundTask = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Manager:
-    """Runs controllers against one API server.
+    """Run controllers against one API server.
 
     `connect` opens a transport.  A manager opens two, so that cutting the leader's writes does not cut its watches.
     """

@@ -56,7 +56,7 @@ class Cache(Protocol):
 
 
 class CachedObjects(Collector):
-    """Collects the store sizes of running informers.  Informers with the same name are summed."""
+    """Collect the store sizes of running informers.  Informers with the same name are summed."""
 
     def __init__(self) -> None:
         self.labels: dict[Cache, tuple[str, str]] = {}
@@ -86,7 +86,7 @@ class MeasuredQueue(NamedTuple):
 
 
 class WaitingKeys(Collector):
-    """Collects the keys in the queues of running controllers.  Controllers with the same name are counted together."""
+    """Collect the keys in the queues of running controllers.  Controllers with the same name are counted together."""
 
     def __init__(self) -> None:
         self.queues: list[MeasuredQueue] = []

@@ -20,7 +20,7 @@ class Next(NamedTuple):
 
     phase: str
     message: str = ""
-    """Explains the transition to readers of the status."""
+    """Explanation of the transition for readers of the status."""
     status: Object | None = None
     """Fields to write with the phase, as a merge patch of the status.  Conditions are added to the existing ones."""
     reason: str = "Entered"

@@ -60,7 +60,7 @@ class PhaseStatus(ApiStruct):
 
 
 class PhaseMachine:
-    """Moves the objects of one resource through the phases of a table."""
+    """Move the objects of one resource through the phases of a table."""
 
     def __init__(self, resource: Resource, initial: str, phases: Mapping[str, Phase]) -> None:
         self.resource = resource
@@ -84,7 +84,7 @@ class PhaseMachine:
 
 @dataclass(frozen=True, slots=True)
 class PhaseReconciler:
-    """Reconciles the objects of one machine in a manager."""
+    """Reconcile the objects of one machine in a manager."""
 
     machine: PhaseMachine
     manager: Manager

@@ -14,7 +14,7 @@ else:
     T = typing.TypeVar("T")
 
 Indexer = Callable[[T], Iterable[str]]
-"""Maps an object to its values in an index."""
+"""Map an object to its values in an index."""
 
 
 class Store(Generic[T]):

@@ -59,7 +59,7 @@ def unavailable(reason: str, message: str) -> Object:
 
 @dataclass(frozen=True)
 class ApiServiceReconciler:
-    """Reports whether the servers of APIServices can be called."""
+    """Report whether the servers of APIServices can be called."""
 
     api_services: Store
     client: Client

@@ -103,7 +103,7 @@ def certificate_expiry(certificate: str) -> list[datetime]:
 
 @dataclass(frozen=True)
 class Approver:
-    """Approves requests of kubelets that have the required permission."""
+    """Approve requests of kubelets that have the required permission."""
 
     requests: Store
     client: Client
@@ -148,7 +148,7 @@ class Approver:
 
 @dataclass(frozen=True)
 class Signer:
-    """Signs approved requests for the built-in signers, or marks them as failed."""
+    """Sign approved requests for the built-in signers, or mark them as failed."""
 
     requests: Store
     client: Client
@@ -185,7 +185,7 @@ class Signer:
 
 @dataclass(frozen=True)
 class Cleaner:
-    """Deletes decided and abandoned requests after some time."""
+    """Delete decided and abandoned requests after some time."""
 
     requests: Store
     client: Client

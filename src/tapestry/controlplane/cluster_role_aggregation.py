@@ -13,7 +13,7 @@ from tapestry.kube.resources import CLUSTER_ROLES
 
 @dataclass(frozen=True)
 class RoleAggregationReconciler:
-    """Updates the rules of aggregated ClusterRoles."""
+    """Update the rules of aggregated ClusterRoles."""
 
     roles: Store
     client: Client

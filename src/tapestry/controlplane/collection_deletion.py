@@ -30,7 +30,7 @@ class RemainingContent:
 
 @dataclass(frozen=True)
 class CollectionDeleter:
-    """Lists objects with one client and deletes them with another."""
+    """List objects with one client and delete them with another."""
 
     reads: Client
     writes: Client

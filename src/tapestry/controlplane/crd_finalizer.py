@@ -27,7 +27,7 @@ def without_schemas(definition: Object) -> Object:
 
 @dataclass(frozen=True)
 class CrdFinalizer:
-    """Finalizes deleted CustomResourceDefinitions."""
+    """Finalize deleted CustomResourceDefinitions."""
 
     definitions: Store
     deleter: CollectionDeleter

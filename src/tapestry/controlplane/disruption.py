@@ -51,7 +51,7 @@ class BudgetTarget:
 
 @dataclass(frozen=True)
 class DisruptionReconciler:
-    """Updates the status of each PodDisruptionBudget."""
+    """Update the status of each PodDisruptionBudget."""
 
     budgets: Store
     metadata: MetadataCache

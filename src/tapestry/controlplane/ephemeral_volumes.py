@@ -18,7 +18,7 @@ CONFLICT_INTERVAL = 60.0
 
 @dataclass(frozen=True)
 class EphemeralVolumeReconciler:
-    """Creates a claim for each ephemeral volume of a pod."""
+    """Create a claim for each ephemeral volume of a pod."""
 
     client: Client
     events: Recorder

@@ -37,7 +37,7 @@ class OwnerState(Enum):
 
 @dataclass(frozen=True)
 class GarbageCollector:
-    """Processes one object at a time, both as a dependent and as an owner that is being deleted."""
+    """Process one object at a time, both as a dependent and as an owner that is being deleted."""
 
     metadata: MetadataCache
     reads: Client

@@ -14,7 +14,7 @@ from tapestry.kube.errors import ResponseTooLarge, TransportError
 
 
 class InProcessTransport:
-    """Sends requests to `server` as `user`."""
+    """Send requests to `server` as `user`."""
 
     def __init__(self, server: CallHandler, user: User) -> None:
         self._server = server

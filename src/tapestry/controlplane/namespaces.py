@@ -25,7 +25,7 @@ SHORT_RETRY_INTERVAL, RETRY_INTERVAL = 0.1, 5.0
 
 @dataclass(frozen=True)
 class NamespaceReconciler:
-    """Deletes the content of deleted namespaces and removes their finalizer."""
+    """Delete the content of deleted namespaces and remove their finalizer."""
 
     namespaces: Store
     metadata: MetadataCache

@@ -204,7 +204,7 @@ class Heartbeat(NamedTuple):
 
 @dataclass
 class NodeLifecycleReconciler:
-    """Updates conditions and taints of nodes according to their heartbeats. Keys are node names."""
+    """Update conditions and taints of nodes according to their heartbeats. Keys are node names."""
 
     client: Client
     events: Recorder

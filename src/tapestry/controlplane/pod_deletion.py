@@ -83,7 +83,7 @@ def age_key(pod: Object) -> tuple[str, str]:
 
 @dataclass
 class PodDeletionReconciler:
-    """Deletes pods that taints evict or whose node is missing. Keys are those of pods."""
+    """Delete pods that taints evict or whose node is missing. Keys are those of pods."""
 
     client: Client
     events: Recorder

@@ -33,7 +33,7 @@ RECOUNT_INTERVAL, RECOUNT_COST_FACTOR = 1.0, 10
 
 @dataclass(frozen=True)
 class QuotaReconciler:
-    """Updates the status of each ResourceQuota."""
+    """Update the status of each ResourceQuota."""
 
     quotas: Store
     metadata: MetadataCache

@@ -19,7 +19,7 @@ DESCRIPTION = "CA certificates of the API server of this cluster; pods find them
 
 @dataclass(frozen=True)
 class ServiceAccountReconciler:
-    """Ensures the default ServiceAccount and the root CA ConfigMap of each namespace."""
+    """Ensure the default ServiceAccount and the root CA ConfigMap of each namespace."""
 
     namespaces: Store
     accounts: Store

@@ -41,7 +41,7 @@ NAMESPACE_INDEX = "namespace"
 
 @dataclass(frozen=True)
 class EndpointsReconciler:
-    """Updates the Endpoints and EndpointSlices of each Service. Keys are those of Services."""
+    """Update the Endpoints and EndpointSlices of each Service. Keys are those of Services."""
 
     client: Client
     services: Store

@@ -47,7 +47,7 @@ RETRIES_PER_SECOND = 200
 
 @dataclass
 class VolumeBinder:
-    """Reconciles claims, volumes and storage classes. A key is the kind and the key of an object."""
+    """Reconcile claims, volumes and storage classes. A key is the kind and the key of an object."""
 
     client: Client
     events: Recorder

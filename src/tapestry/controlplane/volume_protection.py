@@ -24,7 +24,7 @@ RETRY_INTERVAL = 1.0
 
 @dataclass(frozen=True)
 class VolumeProtectionReconciler:
-    """Removes the protection finalizer from deleted claims and volumes."""
+    """Remove the protection finalizer from deleted claims and volumes."""
 
     reads: Client
     client: Client

@@ -62,7 +62,7 @@ class CollectedData:
 
 @dataclass(frozen=True)
 class Collector:
-    """Collects data step by step and reports each step."""
+    """Collect data step by step and report each step."""
 
     collected: CollectedData
     report: ReportProgress

@@ -33,7 +33,7 @@ from tapestry.manager.location import MANAGER_NAME, manager_namespace
 
 @dataclass(frozen=True)
 class Doctor:
-    """Runs the checks with the user's permissions."""
+    """Run the checks with the user's permissions."""
 
     queries: Queries
     now: Callable[[], datetime]

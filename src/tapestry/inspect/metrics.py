@@ -52,7 +52,7 @@ ZERO_USAGE = ResourceList.parse({"cpu": "0", "memory": "0"})
 
 @dataclass(frozen=True)
 class UsageReader:
-    """Reads usage; `kubelets` has access to reachable kubelets by cluster UID."""
+    """Read usage; `kubelets` has access to reachable kubelets by cluster UID."""
 
     virtual: Client
     connect: Connect

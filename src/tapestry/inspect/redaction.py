@@ -41,7 +41,7 @@ KUBECONFIG_CREDENTIAL = re.compile(r"(?:token|password|[-\w]+-data)[\"']?\s*:\s*
 
 @dataclass(frozen=True)
 class Redaction:
-    """Masks secrets; `known` secrets are masked everywhere."""
+    """Mask secrets; `known` secrets are masked everywhere."""
 
     known: frozenset[str] = frozenset()
     _pattern: re.Pattern[str] | None = field(init=False, repr=False, compare=False, default=None)

@@ -78,7 +78,7 @@ COUNTDOWN_WINDOW = timedelta(minutes=2)
 
 @dataclass(frozen=True)
 class WorldWatcher:
-    """Watches the virtual cluster of a world and calls `show` on changes."""
+    """Watch the virtual cluster of a world and call `show` on changes."""
 
     client: Client
     show: Callable[[WorldState], None]

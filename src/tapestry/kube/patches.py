@@ -163,7 +163,7 @@ def operation_error(operation: Any) -> str:
 
 
 class JsonPatcher:
-    """Applies operations to a document.
+    """Apply operations to a document.
 
     A container is copied on its first change and changed in place after that. The total cost depends on the size of the
     document and the patch, not on the number of operations times the size.

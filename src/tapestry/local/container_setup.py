@@ -71,7 +71,7 @@ class TokenCache:
 
 @dataclass
 class PodLauncher:
-    """Writes the volumes of a pod and computes the commands of its containers."""
+    """Write the volumes of a pod and compute the commands of its containers."""
 
     folder: PodFolder
     address: str
@@ -79,7 +79,7 @@ class PodLauncher:
     policy: ProcessPolicy
     environ: Mapping[str, str]
     servers: Callable[[], Sequence[Endpoint]] = tuple
-    """Returns the API servers that pods with their own network may connect to."""
+    """Return the API servers that pods with their own network may connect to."""
     container_folders: dict[str, ContainerFolder] = field(default_factory=dict)
     launches: dict[str, Launch] = field(default_factory=dict)
 

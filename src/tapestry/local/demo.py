@@ -82,7 +82,7 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Demo:
-    """Runs the steps in the empty `folder` and leaves nothing running."""
+    """Run the steps in the empty `folder` and leave nothing running."""
 
     folder: Path
     print_line: Callable[[str], None]

@@ -131,7 +131,7 @@ def data_folder(etcd: str) -> Path:
 
 
 class HealthHandler(http.server.BaseHTTPRequestHandler):
-    """Responds like a healthy etcd."""
+    """Respond like a healthy etcd."""
 
     protocol_version = "HTTP/1.1"
     folder = ""

@@ -85,7 +85,7 @@ def requested_streams(query: Mapping[str, str]) -> RequestedStreams:
 
 @dataclass
 class StreamServer:
-    """Serves the sessions of all pods of a runtime."""
+    """Serve the sessions of all pods of a runtime."""
 
     runtime: Runtime
     _sessions: int = field(default=0, init=False)

@@ -34,7 +34,7 @@ SIMULATED_POD_NETWORK = IPv4Network("10.128.0.0/10")
 
 @dataclass(slots=True)
 class AddressAllocator:
-    """Assigns addresses of a network to objects without one; `holders` finds the objects that report an address."""
+    """Assign addresses of a network to objects without one; `holders` finds the objects that report an address."""
 
     network: IPv4Network
     reported_address: Callable[[Object], str]
@@ -120,7 +120,7 @@ def architecture() -> str:
 
 @dataclass(frozen=True)
 class NodeReconciler:
-    """Keeps the nodes of one type alive; keyed by name."""
+    """Keep the nodes of one type alive; keyed by name."""
 
     client: Client
     now: Callable[[], datetime]
@@ -186,7 +186,7 @@ def node_info(node: Object, node_type: NodeType) -> Object:
 
 @dataclass
 class Heartbeats:
-    """Renews the Leases of nodes; the name of a node determines its slot of a tenth of a second."""
+    """Renew the Leases of nodes; the name of a node determines its slot of a tenth of a second."""
 
     client: Client
     now: Callable[[], datetime]

@@ -45,7 +45,7 @@ MAX_COMMAND_OUTPUT = 10 << 10
 """Bytes of the output of a probe that are kept."""
 
 RecordEvent = Callable[[Literal["Normal", "Warning"], str, str], None]
-"""Records an event of the pod."""
+"""Record an event of the pod."""
 
 
 class Launcher(Protocol):
@@ -102,7 +102,7 @@ class Container:
 
 @dataclass
 class PodWorker:
-    """Runs a pod.  `run` returns when nothing of it runs and nothing will be restarted."""
+    """Run a pod.  `run` returns when nothing of it runs and nothing will be restarted."""
 
     pod: Object
     address: str

@@ -18,21 +18,21 @@ MAX_REASON_LENGTH = 256
 EAGER_SECONDS = 1
 
 CommandRunner = Callable[[Sequence[str]], Awaitable[tuple[int, bytes]]]
-"""Runs the command of a probe in the container; returns its exit code and output."""
+"""Run the command of a probe in the container; return its exit code and output."""
 SocketFactory = Callable[[], Awaitable[socket.socket]]
-"""Returns a socket in the pod's network."""
+"""Return a socket in the pod's network."""
 
 
 @dataclass(frozen=True)
 class Prober:
-    """Runs the probes of one container."""
+    """Run the probes of one container."""
 
     session: aiohttp.ClientSession
     address: str
     ports: dict[str, int]
     run: CommandRunner
     new_socket: SocketFactory | None = None
-    """Opens sockets in the pod's network; None if that is the machine's."""
+    """Open sockets in the pod's network; None if that is the machine's."""
 
     async def attempt(self, probe: Object) -> str | None:
         """Run a probe; return the failure, or None on success."""

@@ -93,7 +93,7 @@ def machine_capacity() -> dict[str, str]:
 
 @dataclass
 class ProcessKubelet:
-    """Runs the pods of process nodes; keyed by pod."""
+    """Run the pods of process nodes; keyed by pod."""
 
     client: Client
     now: Callable[[], datetime]
@@ -102,7 +102,7 @@ class ProcessKubelet:
     tokens: TokenCache
     settings: "ProcessSettings"
     requeue: Callable[[str], None]
-    """Reconciles a pod again."""
+    """Reconcile a pod again."""
     workers: dict[str, PodWorker] = field(default_factory=dict)
     launchers: dict[str, PodLauncher] = field(default_factory=dict)
     cpu_rates: CpuRates = field(default_factory=CpuRates)
@@ -381,7 +381,7 @@ class ProcessSettings:
     environ: Mapping[str, str]
     """Environment of this process; pods inherit a few of its variables."""
     api_servers: Callable[[], Sequence[Endpoint]] = tuple
-    """Returns the API servers that pods with their own network may connect to."""
+    """Return the API servers that pods with their own network may connect to."""
     isolation_failure: str = ""
     """Reason why other pods run without namespaces of their own."""
 

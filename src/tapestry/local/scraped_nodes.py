@@ -46,7 +46,7 @@ class ScrapedNodes:
     """Virtual nodes of the cluster, and the usage of their pods."""
 
     connect: Callable[[str], Transport]
-    """Opens a transport to the kubelet API at a URL."""
+    """Open a transport to the kubelet API at a URL."""
     nodes: Informer
     pods: Informer
     monotonic: Callable[[], float] = time.monotonic

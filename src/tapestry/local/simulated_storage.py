@@ -59,7 +59,7 @@ CLAIM, VOLUME = "claim", "volume"
 
 @dataclass(frozen=True)
 class SimulatedStorage:
-    """Provisions, expands and deletes volumes. A key is the kind and the key of an object."""
+    """Provision, expand and delete volumes. A key is the kind and the key of an object."""
 
     client: Client
     claims: Informer
@@ -106,7 +106,7 @@ class SimulatedStorage:
 
 @dataclass(frozen=True)
 class SimulatedCsiNodes:
-    """Registers the driver on simulated nodes. Garbage collection deletes the CSINode of a deleted node."""
+    """Register the driver on simulated nodes. Garbage collection deletes the CSINode of a deleted node."""
 
     client: Client
     nodes: Informer

@@ -62,7 +62,7 @@ KEEP_SYNCER_REASONS = frozenset({"ConnectivityFailed", "PermissionsMissing"})
 
 @dataclass(frozen=True)
 class BindingReconciler:
-    """Keeps one syncer deployed for each ClusterBinding.  Keys are binding names."""
+    """Keep one syncer deployed for each ClusterBinding.  Keys are binding names."""
 
     config: BindingsConfig
     manager: Manager

@@ -86,7 +86,7 @@ def kubeconfig_error(message: str) -> BindingError:
 
 @dataclass(frozen=True)
 class ConnectivityChecker:
-    """Probes physical clusters.  Successful results are cached for a minute, because reconciles come in bursts."""
+    """Probe physical clusters.  Successful results are cached for a minute, because reconciles come in bursts."""
 
     connect: Connect
     allow_loopback: bool = False

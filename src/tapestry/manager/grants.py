@@ -73,7 +73,7 @@ CLAIM_RETRY_SECONDS = 2.0
 
 @dataclass
 class SyncerGrants:
-    """Keeps the roles of each binding.  Keys are binding names, and `NAMESPACE/BINDING` for pods."""
+    """Keep the roles of each binding.  Keys are binding names, and `NAMESPACE/BINDING` for pods."""
 
     client: Client
     now: Callable[[], datetime]

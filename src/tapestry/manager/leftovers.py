@@ -141,7 +141,7 @@ async def remove_leftovers(physical: Client, leftovers: Iterable[Leftover]) -> t
 
 @dataclass(frozen=True)
 class LeftoverReconciler:
-    """Cleans up clusters after forced unjoins.  Keys are those of the kubeconfig Secrets."""
+    """Clean up clusters after forced unjoins.  Keys are those of the kubeconfig Secrets."""
 
     manager: Manager
     secrets: Sequence[Informer]

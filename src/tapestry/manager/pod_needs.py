@@ -69,7 +69,7 @@ def pod_needs(pod: Object) -> PodNeeds:
 
 
 class NeedIndex:
-    """Counts the pods that need each object."""
+    """Count the pods that need each object."""
 
     def __init__(self) -> None:
         self._binding_uids: dict[str, str] = {}

@@ -30,7 +30,7 @@ NOT_APPROVED = "CertificateNotApproved"
 
 @dataclass(frozen=True)
 class ServingCertificateApprover:
-    """Approves requests; keyed by their names."""
+    """Approve requests; keyed by their names."""
 
     manager: Manager
     requests: Informer

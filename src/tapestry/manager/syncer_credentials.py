@@ -29,7 +29,7 @@ RENEWAL_AGE = TOKEN_LIFETIME / 2
 
 @dataclass(frozen=True)
 class SyncerCredentials:
-    """Keeps the Secret of each binding in the cluster that syncers run in."""
+    """Keep the Secret of each binding in the cluster that syncers run in."""
 
     virtual: Client
     management: Client

@@ -83,11 +83,11 @@ def packaged_templates(name: str) -> Traversable:
 
 @dataclass(frozen=True)
 class SyncerDeployer:
-    """Creates, updates and finds the objects of syncers."""
+    """Create, update and find the objects of syncers."""
 
     config: BindingsConfig
     templates: Callable[[], Templates]
-    """Reads the templates each time, because the folder may be a mounted ConfigMap."""
+    """Reader of the templates, called each time because the folder may be a mounted ConfigMap."""
     clients: Mapping[Resource, Client]
     caches: Mapping[Scope, Informer]
     """Informers of each resource and namespace."""

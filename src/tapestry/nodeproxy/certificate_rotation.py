@@ -68,19 +68,19 @@ class PendingRequest:
 
 @dataclass
 class CertificateRotation:
-    """Keeps the serving certificate current, in every replica."""
+    """Keep the serving certificate current, in every replica."""
 
     serving: ServingCertificate
     syncer: str
     """Name of the syncer, for requests."""
     names: Callable[[], frozenset[str]]
-    """Returns the names and addresses that the certificate must have."""
+    """Return the names and addresses that the certificate must have."""
     provided: Callable[[], KeyPair | None]
-    """Returns the certificate in files or in a Secret, if there is one."""
+    """Return the certificate in files or in a Secret, if there is one."""
     client: Client
     """Client of the virtual cluster, without a fence: each replica requests its own certificate."""
     report: Callable[[str], None]
-    """Records an event with this message."""
+    """Record an event with this message."""
     now: Callable[[], datetime]
     changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set when the names or the provided certificate may have changed, for an immediate check."""

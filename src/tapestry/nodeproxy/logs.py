@@ -32,7 +32,7 @@ LOGS_IN_PROGRESS = Gauge("logs_read", "Number of pod logs being streamed by this
 
 @dataclass(frozen=True)
 class LogRelay:
-    """Streams the logs of twins, with a limit on concurrent streams."""
+    """Stream the logs of twins, with a limit on concurrent streams."""
 
     twins: TwinLookup
     physical: Client

@@ -72,7 +72,7 @@ class ServingCertificate:
     """
 
     new_context: Callable[[], ssl.SSLContext]
-    """Creates a context that verifies clients, without a certificate."""
+    """Create a context that verifies clients, without a certificate."""
     pair: KeyPair
     context: ssl.SSLContext = field(init=False)
     """Context of the server."""

@@ -33,12 +33,12 @@ from tapestry.streams.upgrade import Headers, UpgradeResponse
 log = logger(__name__)
 
 Upgrade = Callable[[Request, Sequence[tuple[str, str]], Headers], Coroutine[Any, Any, UpgradeResponse]]
-"""Sends an upgrade request to the physical API server."""
+"""Send an upgrade request to the physical API server."""
 
 
 @dataclass(frozen=True)
 class StreamRelay:
-    """Opens sessions in twins."""
+    """Open sessions in twins."""
 
     twins: TwinLookup
     upgrade: Upgrade

@@ -13,9 +13,9 @@ class TwinLookup:
     """Lookup of pods on our virtual nodes and of their twins.  No request and no annotation influences it."""
 
     pod: Callable[[str], Object | None]
-    """Returns the pod of a key, if it is bound to one of our virtual nodes."""
+    """Return the pod of a key, if it is bound to one of our virtual nodes."""
     twin: Callable[[Object], Object | None]
-    """Returns the twin of a pod, if it is provably ours."""
+    """Return the twin of a pod, if it is provably ours."""
 
     def require_twin(self, pod: Object, consequence: str) -> Object:
         """Return the twin of a pod.  Raise the error of a kubelet if there is none."""

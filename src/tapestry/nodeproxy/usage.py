@@ -146,11 +146,11 @@ class UsageSource:
     """Access to the virtual nodes and pods, and to the metrics of their twins."""
 
     node: Callable[[str], Object | None]
-    """Returns one of our virtual nodes."""
+    """Return one of our virtual nodes."""
     pods: Callable[[str], Iterable[Object]]
-    """Returns the pods that are bound to a virtual node."""
+    """Return the pods that are bound to a virtual node."""
     twin: Callable[[Object], Object | None]
-    """Returns the twin of a pod, if it is provably ours."""
+    """Return the twin of a pod, if it is provably ours."""
     physical: Client
     namespace: str
     selector: str
@@ -159,7 +159,7 @@ class UsageSource:
 
 @dataclass
 class UsageReader:
-    """Reads usage, with at most one list of the physical cluster in `CACHE_SECONDS`."""
+    """Read usage, with at most one list of the physical cluster in `CACHE_SECONDS`."""
 
     source: UsageSource
     now: Callable[[], datetime]

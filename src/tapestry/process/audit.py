@@ -75,7 +75,7 @@ class SessionRecord(msgspec.Struct, frozen=True, rename="camel", gc=False):
 
 
 class AuditLog:
-    """Writes records to the file at `path`, or to stderr for `-`, from its own thread, until `close`.
+    """Write records to the file at `path`, or to stderr for `-`, from its own thread, until `close`.
 
     A path that cannot be opened raises OSError in the constructor.  A file that reaches `max_bytes` is renamed with a
     timestamp, and `backups` of them are kept. 0 means no limit.

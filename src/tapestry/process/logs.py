@@ -105,7 +105,7 @@ def install_level_signals(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one line.  In the human format, a traceback follows."""
+    """Format a record as one line.  In the human format, a traceback follows."""
 
     def __init__(self, render: Callable[[dict[str, Any]], str]) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ LOOP_LAG = Histogram(
 
 
 class CounterCollector(Collector):
-    """Serves the counters of `tapestry.process.counters`.  A counter without labels starts with a series of value 0."""
+    """Serve the counters of `tapestry.process.counters`.  A counter without labels starts with a series of value 0."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         for counter in COUNTERS:

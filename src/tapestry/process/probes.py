@@ -149,7 +149,7 @@ class Probe:
 
 
 class AuthorizationCache:
-    """Caches decisions of `authorize` for a minute, by hashes of the tokens."""
+    """Cache decisions of `authorize` for a minute, by hashes of the tokens."""
 
     def __init__(self, authorize: Authorize, now: Callable[[], float] = time.monotonic) -> None:
         self._authorize = authorize

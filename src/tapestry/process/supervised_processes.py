@@ -83,7 +83,7 @@ class SupervisedProcess:
 
 @dataclass
 class StallDetector:
-    """Detects that an observed value has not changed for too long."""
+    """Detect that an observed value has not changed for too long."""
 
     stall_timeout: float
     total_timeout: float

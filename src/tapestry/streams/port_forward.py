@@ -21,7 +21,7 @@ PAIR_SECONDS = 30.0
 CHUNK_BYTES = 1 << 16
 
 Dial = Callable[[int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
-"""Connects to a port of the pod; raises OSError with a message for the client."""
+"""Connect to a port of the pod; raise OSError with a message for the client."""
 
 
 @dataclass(eq=False)

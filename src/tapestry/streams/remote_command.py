@@ -41,7 +41,7 @@ class Channel(IntEnum):
     STDOUT = 1
     STDERR = 2
     ERROR = 3
-    """Ends with a Status object: the result of the command."""
+    """End with a Status object: the result of the command."""
     RESIZE = 4
     """Sizes of the client's terminal, as JSON objects."""
 
@@ -279,7 +279,7 @@ def failure_status(message: str) -> bytes:
 
 
 class ResizeParser:
-    """Parses the sizes of a terminal, which arrive as JSON objects in any number of pieces."""
+    """Parse the sizes of a terminal, which arrive as JSON objects in any number of pieces."""
 
     def __init__(self) -> None:
         self._unparsed = b""

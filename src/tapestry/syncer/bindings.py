@@ -69,7 +69,7 @@ class ClusterIdentity:
 
 @dataclass
 class Connector:
-    """Connects the transports to the physical cluster, again with each new kubeconfig, also on a standby.
+    """Connect the transports to the physical cluster, again with each new kubeconfig, also on a standby.
 
     It connects only to the cluster that the binding is pinned to. Pinning is a write and therefore left to the leader.
     If the binding changes to another cluster, Secret or mount namespace, the syncer is outdated: its caches belong to
@@ -85,7 +85,7 @@ class Connector:
     connection_key: Object
     """Spec fields that the informers were created for."""
     stop_outdated: Callable[[], None]
-    """Stops the syncer so that the process builds a new one."""
+    """Stop the syncer so that the process builds a new one."""
     connect: Callable[[Access], Transport]
     on_identity_known: Callable[[], None]
     """Called when the identity behind a kubeconfig is known."""
@@ -163,7 +163,7 @@ class Connector:
 
 @dataclass(frozen=True)
 class BindingReconciler:
-    """Maintains the binding of a syncer; keyed by its name."""
+    """Maintain the binding of a syncer; keyed by its name."""
 
     identity: Identity
     current_binding: CurrentBinding
@@ -176,7 +176,7 @@ class BindingReconciler:
     config: SyncerConfig
     now: Callable[[], datetime]
     stop: Callable[[], None]
-    """Stops the syncer."""
+    """Stop the syncer."""
 
     async def reconcile(self, _: str) -> Result | None:
         obj = self.current_binding.object()

@@ -19,7 +19,7 @@ class Clients:
     physical: Client
     physical_reads: Client
     events: Recorder
-    """Records events in the virtual cluster."""
+    """Record events in the virtual cluster."""
 
     async def live_pod(self, key: str) -> Object | None:
         """Read the virtual pod under `key` from its API server."""

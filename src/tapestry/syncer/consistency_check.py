@@ -36,7 +36,7 @@ MAX_LOGGED = 10
 
 @dataclass
 class ConsistencyCheck:
-    """Checks the binding of a syncer; keyed by its name."""
+    """Check the binding of a syncer; keyed by its name."""
 
     identity: Identity
     current_binding: CurrentBinding

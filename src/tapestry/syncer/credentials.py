@@ -57,7 +57,7 @@ class TokenClaims(msgspec.Struct):
 
 @dataclass(frozen=True)
 class CredentialsReconciler:
-    """Keeps the token of the binding's kubeconfig valid; keyed by the binding's name."""
+    """Keep the token of the binding's kubeconfig valid; keyed by the binding's name."""
 
     identity: Identity
     current_binding: CurrentBinding

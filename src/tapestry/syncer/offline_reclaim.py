@@ -27,7 +27,7 @@ CHECK_INTERVAL = 1.0
 
 @dataclass(frozen=True)
 class OfflineReclaim:
-    """Enforces reclaim deadlines while this process cannot reach its Lease."""
+    """Enforce reclaim deadlines while this process cannot reach its Lease."""
 
     elector: Elector | None
     virtual_client: Client

@@ -53,7 +53,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class PartitionDetector:
-    """Detects the start and the end of a partition and handles both."""
+    """Detect the start and the end of a partition and handle both."""
 
     identity: Identity
     current_binding: CurrentBinding
@@ -62,7 +62,7 @@ class PartitionDetector:
     partition: Partition
     silence_seconds: float
     requeue_all: Callable[[], None]
-    """Requeues all keys of all controllers."""
+    """Requeue all keys of all controllers."""
 
     async def run(self) -> None:
         metrics.register_binding(self.identity.binding_name, self.last_seen)

@@ -55,7 +55,7 @@ from tapestry.syncer.translate.services import desired_objects, service_key
 from tapestry.syncer.translate.volumes import is_bound, is_twin_of, twin_volume
 
 SourceKeys = Callable[[Object], Sequence[str]]
-"""Returns the key of the source that a physical object names, if it names one."""
+"""Return the key of the source that a physical object names, if it names one."""
 
 TOKENS = "tokens"
 """Kind in keys, beside the names of resources: the Secret with the tokens of a pod."""

@@ -24,7 +24,7 @@ class ShareRequest:
     weight: int
     """Amount that the node could lease by itself."""
     before: int | None = None
-    """Its previous share."""
+    """Previous share of the node."""
     used: int = 0
     """Amount that pods hold of it."""
 

@@ -39,7 +39,7 @@ WORKERS = 4
 
 @dataclass
 class Churn:
-    """Keeps about `target` pods and replaces `per_second` of them each second."""
+    """Keep about `target` pods and replace `per_second` of them each second."""
 
     client: Client
     rng: random.Random

@@ -126,7 +126,7 @@ def network_fault(fault: NetworkFault, side: str, target: Target, rng: random.Ra
 
 @dataclass
 class FaultInjector:
-    """Injects faults and measures the time to heal after each."""
+    """Inject faults and measure the time to heal after each."""
 
     targets: Sequence[Target]
     observer: Observer

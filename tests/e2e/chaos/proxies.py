@@ -29,7 +29,7 @@ REASONS = {410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
 
 @dataclass
 class FaultProxy:
-    """Forwards requests to `plane`. Faults are context managers: each lasts as long as its context."""
+    """Forward requests to `plane`. Faults are context managers: each lasts as long as its context."""
 
     plane: ControlPlane
     rng: random.Random

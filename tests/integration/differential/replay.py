@@ -122,7 +122,7 @@ def changed(value: Any, changes: Mapping[str, Any]) -> Any:
 
 @dataclass
 class Caller:
-    """Sends requests to one server."""
+    """Send requests to one server."""
 
     session: aiohttp.ClientSession
     url: str

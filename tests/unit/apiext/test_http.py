@@ -71,7 +71,7 @@ def by(token: str) -> dict[str, str]:
 
 
 class LogWaiter(logging.Handler):
-    """Sets an event when a message is logged."""
+    """Set an event when a message is logged."""
 
     def __init__(self, message: str) -> None:
         super().__init__()

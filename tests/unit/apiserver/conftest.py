@@ -22,7 +22,7 @@ ADMIN = User("admin", ("system:masters",))
 
 @dataclass(frozen=True)
 class ServerClient:
-    """Calls the server as a user."""
+    """Call the server as a user."""
 
     server: Server
     accounts: ServiceAccountTokens

@@ -16,7 +16,7 @@ from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.kube.objects import Object
 
 Say = Callable[[Object], Any]
-"""Returns the `response` for the `request` of a review, or an HTTP response; may be async."""
+"""Return the `response` for the `request` of a review, or an HTTP response; may be async."""
 
 
 @dataclass

@@ -48,7 +48,7 @@ def test_other_addresses_are_allowed(address: str) -> None:
 
 
 class FixedResolver(AbstractResolver):
-    """Resolves every name to one address."""
+    """Resolve every name to one address."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -30,7 +30,7 @@ Listen = Callable[..., Any]
 
 @pytest.fixture
 async def listen(tmp_path: Path) -> AsyncIterator[Listen]:
-    """Starts webhooks that stop at the end of the test."""
+    """Start webhooks that stop at the end of the test."""
     async with AsyncExitStack() as stack:
 
         async def start(say: Say = allowing, *names: str) -> Hook:

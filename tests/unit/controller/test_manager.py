@@ -67,7 +67,7 @@ class RecordingTransport:
 
 
 class TransportFactory:
-    """Creates the transports of one manager."""
+    """Create the transports of one manager."""
 
     def __init__(self, api: InProcessApi, *, silent: bool = False) -> None:
         self.api = api

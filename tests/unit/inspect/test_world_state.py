@@ -24,7 +24,7 @@ from tapestry.kube.times import timestamp
 
 @dataclass
 class Viewer:
-    """Records the shown states and their times."""
+    """Record the shown states and their times."""
 
     client: Client
     now: Callable[[], datetime]

@@ -185,7 +185,7 @@ def test_failed_write_is_repeated_without_a_new_record(tmp_path: Path) -> None:
 
 
 class LogSignal(logging.Handler):
-    """Sets an event when something is logged."""
+    """Set an event when something is logged."""
 
     def __init__(self) -> None:
         super().__init__()

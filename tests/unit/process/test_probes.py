@@ -157,7 +157,7 @@ async def test_client_connecting_during_shutdown_does_not_hang(turns: int, caplo
 
 @dataclass
 class ScriptedReviewer:
-    """Acts as the token and access reviews of an API server."""
+    """Act as the token and access reviews of an API server."""
 
     good: set[str]
     tokens: list[str] = field(default_factory=list)

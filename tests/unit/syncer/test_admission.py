@@ -270,7 +270,7 @@ test_ledger_never_counts_less_than_runs_below = LedgerMachine.TestCase
 
 @dataclass
 class Observer:
-    """Watches every twin on the physical server and compares it with the lease."""
+    """Watch every twin on the physical server and compare it with the lease."""
 
     world: World
     is_killed: bool = False

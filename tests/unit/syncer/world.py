@@ -382,7 +382,7 @@ def rejecting(method: str, end: str, error: ApiError) -> Rejection:
 
 
 class Gate:
-    """Holds requests with one method and path suffix until it is opened."""
+    """Hold requests with one method and path suffix until it is opened."""
 
     def __init__(self, method: str, end: str) -> None:
         self._method, self._end = method, end

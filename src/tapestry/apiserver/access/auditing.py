@@ -27,7 +27,7 @@ AUDIT_EVENTS = Counter("apiserver_audit_event_total", "Number of events written 
 
 @dataclass(frozen=True)
 class Auditor:
-    """Selects the requests to log, and writes their events to the audit log."""
+    """Select the requests to log, and write their events to the audit log."""
 
     policy: AuditPolicy
     log_file: AuditLog

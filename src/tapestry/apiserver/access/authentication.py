@@ -54,7 +54,7 @@ Authenticator = Callable[[Credentials], User | None]
 
 @dataclass(frozen=True)
 class UnionAuthenticator:
-    """Tries authenticators in order."""
+    """Try authenticators in order."""
 
     authenticators: Sequence[Authenticator]
     allow_anonymous: bool = True
@@ -124,7 +124,7 @@ class TokenFileError(ValueError):
 
 @dataclass(frozen=True)
 class StaticTokenAuthenticator:
-    """Authenticates tokens of a token file."""
+    """Authenticate tokens of a token file."""
 
     users: Callable[[], Mapping[bytes, User]]
     """Users by token hash, so that the time of a lookup reveals nothing about other tokens."""

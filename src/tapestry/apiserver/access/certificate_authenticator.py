@@ -35,7 +35,7 @@ def load_trusted_cas(path: Path) -> TrustedCas:
 
 @dataclass(frozen=True)
 class CertificateAuthenticator:
-    """Authenticates verified client certificates while their CA is trusted and until they are revoked."""
+    """Authenticate verified client certificates while their CA is trusted and until they are revoked."""
 
     trusted_cas: Sequence[ReloadingFile[TrustedCas]]
     revocations: Callable[[], Revocations]

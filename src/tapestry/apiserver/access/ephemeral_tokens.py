@@ -100,7 +100,7 @@ def secret_hash(secret: str) -> str:
 
 @dataclass(frozen=True)
 class EphemeralTokenAuthenticator:
-    """Authenticates tokens of this module until they expire or are revoked."""
+    """Authenticate tokens of this module until they expire or are revoked."""
 
     tokens: ReloadingFile[Tokens]
     now: Callable[[], datetime]

@@ -63,7 +63,7 @@ REFERENCE_READERS: Mapping[str, Callable[[Object], NodeReferences]] = {
 
 
 class NodeGraph:
-    """Answers whether an object is referenced from a node, at the newest version that readers see."""
+    """Answer whether an object is referenced from a node, at the newest version that readers see."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

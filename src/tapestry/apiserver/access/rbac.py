@@ -224,7 +224,7 @@ def no_node_authorizer(_: Attributes) -> str | None:
 class RbacAuthorizer:
     roles: RoleIndex
     node_denial_reason: Callable[[Attributes], str | None] = no_node_authorizer
-    """Returns None if the user is a node and may do this; otherwise the reason, which may be empty."""
+    """Return None if the user is a node and may do this; otherwise the reason, which may be empty."""
 
     def __call__(self, attributes: Attributes) -> bool:
         return self.allow_reason(attributes) is not None

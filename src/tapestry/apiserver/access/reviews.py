@@ -33,7 +33,7 @@ class ReviewHandlers:
     authorize: Authorize
     account_tokens: ServiceAccountTokens
     authenticate: Callable[[str], User | None]
-    """Returns the user of a bearer token."""
+    """Return the user of a bearer token."""
 
     def handlers(self) -> Mapping[tuple[str, str], ResourceHandler]:
         access = "authorization.k8s.io"

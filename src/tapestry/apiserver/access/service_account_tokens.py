@@ -26,11 +26,11 @@ BOUND_OBJECT_RESOURCES = {"Pod": "pods", "Secret": "secrets", "Node": "nodes"}
 
 @dataclass(frozen=True)
 class ServiceAccountTokens:
-    """Issues and authenticates service account tokens."""
+    """Issue and authenticate service account tokens."""
 
     store: Store
     load_keys: Callable[[], TokenKeys]
-    """Returns the keys, which may change."""
+    """Return the keys, which may change."""
     issuer: str
     now: Callable[[], datetime]
     configured_audiences: tuple[str, ...] = ()

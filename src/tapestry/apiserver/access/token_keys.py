@@ -109,7 +109,7 @@ class TokenKeys:
         self.verified_claims = bounded_cache(TOKEN_CACHE_SIZE, MAX_CACHED_TOKEN_LENGTH)(
             partial(claims_of, self._verifiers)
         )
-        """Returns the claims of a token with a valid signature, even if expired; None for any other token."""
+        """Return the claims of a token with a valid signature, even if expired; None for any other token."""
 
     def drop_retired(self, now: datetime) -> None:
         """Stop accepting replaced keys that are retired now."""

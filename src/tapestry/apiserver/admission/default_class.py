@@ -18,7 +18,7 @@ STORAGE_CLASS_MARKS = (
 
 @dataclass(frozen=True)
 class DefaultClass:
-    """Sets the newest of the classes that are marked as the default."""
+    """Set the newest of the classes that are marked as the default."""
 
     store: Store
     field: str

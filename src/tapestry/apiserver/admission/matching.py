@@ -32,7 +32,7 @@ EXEMPT_KINDS = frozenset(
 
 MATCH_ALL = LabelSelector(())
 NamespaceLabels = Callable[[str], Mapping[str, str]]
-"""Returns the labels of a namespace by name; empty if it does not exist."""
+"""Return the labels of a namespace by name; empty if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)

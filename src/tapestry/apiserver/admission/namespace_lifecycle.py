@@ -16,7 +16,7 @@ IMMORTAL_NAMESPACES = ("default", "kube-system", "kube-public")
 
 @dataclass(frozen=True)
 class NamespaceLifecycle:
-    """Rejects creates in a namespace that does not exist or is being deleted."""
+    """Reject creates in a namespace that does not exist or is being deleted."""
 
     store: Store
 

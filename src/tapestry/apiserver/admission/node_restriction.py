@@ -73,7 +73,7 @@ OPERATIONS = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete
 
 @dataclass(frozen=True)
 class NodeRestriction:
-    """Rejects writes of nodes to objects of others: an admission step, and a wrapper for posts to subresources."""
+    """Reject writes of nodes to objects of others: an admission step, and a wrapper for posts to subresources."""
 
     store: Store
     authorize: Authorize

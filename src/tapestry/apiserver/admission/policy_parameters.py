@@ -12,7 +12,7 @@ from tapestry.kube.selectors import label_selector
 
 
 class ParameterError(ValueError):
-    """Raised if the parameters of a binding cannot be resolved."""
+    """Error if the parameters of a binding cannot be resolved."""
 
 
 @dataclass(frozen=True, slots=True)

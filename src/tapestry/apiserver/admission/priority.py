@@ -17,7 +17,7 @@ GLOBAL_DEFAULT_JSON = b'"globalDefault":true'
 
 
 class PriorityAdmission:
-    """Sets a pod's priority from its PriorityClass and rejects any other value."""
+    """Set a pod's priority from its PriorityClass and reject any other value."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -20,7 +20,7 @@ OPTIONS_KINDS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE":
 
 
 class ReviewError(ValueError):
-    """Raised if a webhook's response is not valid."""
+    """Error if a webhook's response is not valid."""
 
 
 @dataclass(frozen=True, slots=True)

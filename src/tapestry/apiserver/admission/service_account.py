@@ -35,7 +35,7 @@ TOKEN_PROJECTION = {
 
 @dataclass(frozen=True)
 class ServiceAccountAdmission:
-    """Sets a pod's service account and mounts its token unless the pod or the account opts out."""
+    """Set a pod's service account and mount its token unless the pod or the account opts out."""
 
     store: Store
     random: Random

@@ -123,7 +123,7 @@ def variables_type(types: Mapping[str, Type]) -> Type:
 
 
 def compile_policy(obj: Object) -> CompiledPolicy:
-    """Raises CompileError or SelectorError."""
+    """Compile a policy, or raise CompileError or SelectorError."""
     spec = obj["spec"]
     scope, variable_types, variables = dict(declared_variables(spec)), dict[str, Type](), []
     for each in spec.get("variables") or ():
@@ -157,7 +157,7 @@ def compile_policy(obj: Object) -> CompiledPolicy:
 
 
 def compile_binding(obj: Object) -> CompiledBinding:
-    """Raises SelectorError."""
+    """Compile a binding, or raise SelectorError."""
     spec = obj["spec"]
     actions = tuple(spec.get("validationActions") or ())
     return CompiledBinding(name_of(obj), policy_criteria(spec.get("matchResources")), actions, spec.get("paramRef"))

@@ -46,7 +46,7 @@ class Webhook:
 
 
 def compile_webhook(webhook: Object) -> Webhook:
-    """Raises CompileError or SelectorError."""
+    """Compile a configuration, or raise CompileError or SelectorError."""
     criteria = webhook_criteria(webhook)
     return Webhook(
         webhook["name"],

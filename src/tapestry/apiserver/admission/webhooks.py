@@ -52,7 +52,7 @@ log = logger(__name__)
 
 
 class WebhookFailed(Exception):
-    """Raised if a webhook gives no decision. Its `failurePolicy` decides the result."""
+    """Error if a webhook gives no decision. Its `failurePolicy` decides the result."""
 
 
 class AdmissionWebhooks:

@@ -55,11 +55,11 @@ TLS_CONTEXT_SECONDS = 3600.0
 FORWARDED_RESPONSE_HEADERS = ("ETag", "Vary", "Last-Modified", "Cache-Control", "Warning", "Retry-After")
 
 FrontProxyCertificate = Callable[[], tuple[Path, Path]]
-"""Returns the files of the front proxy certificate and its key, and renews them if needed."""
+"""Return the files of the front proxy certificate and its key, and renew them if needed."""
 
 
 class AggregationProxy:
-    """Sends requests to the servers of APIServices. Close it in the event loop in which it was used."""
+    """Send requests to the servers of APIServices. Close it in the event loop in which it was used."""
 
     def __init__(
         self,

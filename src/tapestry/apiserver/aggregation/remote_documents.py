@@ -61,7 +61,7 @@ class RemoteDocumentCache(Generic[T]):
     """One kind of documents, by the name of the APIService."""
 
     read: Callable[[ApiService, T | None], Awaitable[T]]
-    """Reads a document; gets the previous one."""
+    """Read a document, given the previous one."""
     entries: dict[str, CacheEntry[T]] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -119,7 +119,7 @@ class RemoteDocuments:
 
 @dataclass(frozen=True)
 class RemoteDocumentReader:
-    """Reads documents of other servers. The previous document is used while a server is not available."""
+    """Read documents of other servers. The previous document is used while a server is not available."""
 
     proxy: AggregationProxy
 

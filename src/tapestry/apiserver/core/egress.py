@@ -34,11 +34,11 @@ METADATA_ADDRESSES = frozenset(
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 AddressCheck = Callable[[str], None]
-"""Raises AddressNotAllowed for an IP address to which the server must not connect."""
+"""Raise AddressNotAllowed for an IP address to which the server must not connect."""
 
 
 class AddressNotAllowed(OSError):
-    """Raised if the server must not connect to an address."""
+    """Error if the server must not connect to an address."""
 
     def __init__(self, address: object) -> None:
         super().__init__(f"address not allowed: {address}")

@@ -7,7 +7,7 @@ from tapestry.apiserver.core.store import StorageError
 
 
 class EpochLost(StorageError):
-    """Raised if another process has taken the store, or its data was deleted. Nothing was written."""
+    """Error if another process has taken the store, or its data was deleted. Nothing was written."""
 
 
 @dataclass(frozen=True)
@@ -16,4 +16,4 @@ class EpochFence:
 
     epoch: int
     is_valid: Callable[[], bool]
-    """Returns False if another process may have taken a later epoch already. Nothing is written then."""
+    """Return False if another process may have taken a later epoch already. Nothing is written then."""

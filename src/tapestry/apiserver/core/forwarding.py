@@ -44,7 +44,7 @@ class UpgradeServer:
     port: int
     tls: ssl.SSLContext | None
     check: Callable[[str], None]
-    """Raises OSError for an address that must not be called."""
+    """Raise OSError for an address that must not be called."""
     name: str = ""
     """Name in its certificate, if it is not the host."""
 

@@ -51,15 +51,15 @@ STATUS_MESSAGES = {
 
 
 class WebhookCallError(Exception):
-    """Raised if a call gives no usable response. The message has the wording of Kubernetes."""
+    """Error if a call gives no usable response. The message has the wording of Kubernetes."""
 
 
 class ServiceUnresolved(OSError):
-    """Raised if a Service has no address."""
+    """Error if a Service has no address."""
 
 
 class WebhookClient:
-    """Calls webhooks. Close it in the event loop in which it was used."""
+    """Call webhooks. Close it in the event loop in which it was used."""
 
     def __init__(self, store: Store, random: Random, check: egress.AddressCheck) -> None:
         self._services = ServiceResolver(store, random)
@@ -156,7 +156,7 @@ class Endpoint(NamedTuple):
 
 
 class ServiceResolver(AbstractResolver):
-    """Resolves `name.namespace.svc` to a ready endpoint, else to the cluster IP."""
+    """Resolve `name.namespace.svc` to a ready endpoint, else to the cluster IP."""
 
     def __init__(self, store: Store, random: Random) -> None:
         self._store = store

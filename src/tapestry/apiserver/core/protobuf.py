@@ -31,10 +31,10 @@ FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 FieldDecoder = Callable[[bytes, int, int, Object], None]
-"""Stores the value of `data[at:end]` in an object."""
+"""Store the value of `data[at:end]` in an object."""
 VarintDecoder = Callable[[int, Object], None]
 ValueReader = Callable[[bytes, int, int], Any]
-"""Returns the value of `data[at:end]`."""
+"""Return the value of `data[at:end]`."""
 FieldEntry = tuple[int, int, FieldDecoder | VarintDecoder]
 """A field number, a wire type and a decoder: VarintDecoder for varints, FieldDecoder for all others."""
 

@@ -188,7 +188,7 @@ DeleteStep = Callable[[WriteRequest, Object], Awaitable[None]]
 
 
 Convert = Callable[[ResourceInfo, Sequence[Object], str], Awaitable[Sequence[Object]]]
-"""Converts objects of a resource to another apiVersion."""
+"""Convert objects of a resource to another apiVersion."""
 
 
 MAX_CACHED_PATHS, MAX_CACHED_PATH_LENGTH = 1024, 256

@@ -58,9 +58,9 @@ class SessionResponse:
 
     headers: Mapping[str, str]
     run: Callable[[Connection], Awaitable[None]]
-    """Serves the connection of the client until either side closes it."""
+    """Serve the connection of the client until either side closes it."""
     release: Callable[[], None]
-    """Releases what the session holds."""
+    """Release what the session holds."""
     on_end: Callable[[], None] | None = None
 
     def end(self) -> None:

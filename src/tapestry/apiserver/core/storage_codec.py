@@ -24,10 +24,10 @@ async def with_api_version(_: ResourceInfo, objects: Sequence[Object], api_versi
 
 @dataclass(frozen=True)
 class StorageCodec:
-    """Converts objects between their stored and their served form."""
+    """Convert objects between their stored and their served form."""
 
     convert: Convert = with_api_version
-    """Converts custom resources whose definition has a conversion webhook."""
+    """Convert custom resources whose definition has a conversion webhook."""
 
     async def from_storage(self, info: ResourceInfo, raw: bytes) -> bytes:
         """Return a stored object in the form in which this version is served."""

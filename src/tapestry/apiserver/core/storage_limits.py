@@ -19,7 +19,7 @@ ADVICE = "delete objects, or ask the operator of this API server for a higher li
 
 @dataclass
 class StorageLimits:
-    """Writes to a store within limits. 0 means no limit."""
+    """Writer to a store within limits. 0 means no limit."""
 
     store: Store
     max_objects: int

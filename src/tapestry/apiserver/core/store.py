@@ -49,23 +49,23 @@ class Key(NamedTuple):
 
 
 class StorageError(Exception):
-    """Raised if the backend rejects a write or holds corrupt data. The message says where and what to do."""
+    """Error if the backend rejects a write or holds corrupt data. The message says where and what to do."""
 
 
 class StorageUnavailable(StorageError):
-    """Raised if the backend cannot be reached. Nothing was written."""
+    """Error if the backend cannot be reached. Nothing was written."""
 
 
 class OutcomeUnknown(StorageError):
-    """Raised if a write was sent but its result is unknown."""
+    """Error if a write was sent but its result is unknown."""
 
 
 class VersionConflict(Exception):
-    """Raised if the object changed since the writer read it."""
+    """Error if the object changed since the writer read it."""
 
 
 class Compacted(Exception):
-    """Raised if the history no longer includes the requested revision."""
+    """Error if the history no longer includes the requested revision."""
 
     def __init__(self, oldest: int) -> None:
         super().__init__(f"the oldest revision in the history is {oldest}")
@@ -190,7 +190,7 @@ class WatchCache:
         return self.order
 
     def events_after(self, revision: int, namespace: str, name: str) -> list["WatchEvent"]:
-        """Raises Compacted also if there are more events than a watcher may have pending."""
+        """Events after a revision. Raise Compacted also if there are more than a watcher may have pending."""
         matching: list[WatchEvent] = []
         for event in reversed(self.events):
             if event.revision <= revision:
@@ -230,10 +230,10 @@ class ClosedCaches(dict[str, WatchCache]):
 
 
 RevisionEncoder = Callable[[int], tuple[bytes, Mapping[str, str]]]
-"""Encodes the object with a revision; returns the JSON and the labels."""
+"""Encode the object with a revision; return the JSON and the labels."""
 
 Precondition = Callable[[], bool]
-"""Returns whether unique values that the object claims are still free, as readers see the store."""
+"""Return whether unique values that the object claims are still free, as readers see the store."""
 
 
 class Store(ABC):

@@ -55,7 +55,7 @@ SHARED_WORK = 4
 
 
 class GarbageCollectorPause:
-    """Pauses the cyclic garbage collector while large requests are in flight.
+    """Pause the cyclic garbage collector while large requests are in flight.
 
     The collector would scan all of their objects repeatedly and block the event loop. The objects of these requests
     have no cycles, so nearly all of them are freed without the collector.
@@ -89,7 +89,7 @@ GC_PAUSE = GarbageCollectorPause()
 
 
 class SwitchInterval:
-    """Switches threads more often while worker threads run."""
+    """Switch threads more often while worker threads run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -240,7 +240,7 @@ async def run_if_large(size: int, function: Callable[P, T], *args: P.args, **nam
 
 @dataclass(frozen=True, slots=True)
 class StreamWork:
-    """Runs the steps of a stream, which lasts longer than the request that started it. Each has its own budget."""
+    """Run the steps of a stream, which lasts longer than the request that started it. Each has its own budget."""
 
     worker: Worker | None
     user: str

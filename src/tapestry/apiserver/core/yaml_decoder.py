@@ -60,7 +60,7 @@ class AnchoredValue:
 
 @dataclass(slots=True)
 class YamlReader:
-    """Reads the events of one document."""
+    """Read the events of one document."""
 
     loader: Any
     spent: int = 0

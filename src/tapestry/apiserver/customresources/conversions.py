@@ -27,16 +27,16 @@ MUTABLE_METADATA = {"labels": rules.validate_labels, "annotations": rules.valida
 
 
 class ConversionError(ValueError):
-    """Raised if a webhook's response does not match the request."""
+    """Error if a webhook's response does not match the request."""
 
 
 class WrongKind(ConversionError):
-    """Raised if a converted object has the wrong kind or version."""
+    """Error if a converted object has the wrong kind or version."""
 
 
 @dataclass(frozen=True)
 class Converter:
-    """Converts objects as their definitions specify."""
+    """Convert objects as their definitions specify."""
 
     webhook_client: WebhookClient
     definitions: Definitions

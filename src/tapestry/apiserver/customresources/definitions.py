@@ -42,7 +42,7 @@ AGE_COLUMN = PrinterColumn("Age", ".metadata.creationTimestamp", "date")
 
 @dataclass
 class Definitions:
-    """Keeps the served resources equal to the definitions in the store."""
+    """Keep the served resources equal to the definitions in the store."""
 
     store: Store
     registry: ResourceRegistry

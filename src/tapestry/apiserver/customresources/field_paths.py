@@ -9,7 +9,7 @@ ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v"
 
 
 class PathError(ValueError):
-    """Raised if the schema has no such path."""
+    """Error if the schema has no such path."""
 
 
 def normalized_path(text: str, schema: Object) -> str:

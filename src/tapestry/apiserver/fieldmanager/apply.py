@@ -40,7 +40,7 @@ UNTRACKED_SUBRESOURCES = frozenset({"binding"})
 
 @dataclass(frozen=True)
 class FieldManager:
-    """Maintains `metadata.managedFields`."""
+    """Maintain `metadata.managedFields`."""
 
     schemas: MergeSchemas
     now: Callable[[], datetime]

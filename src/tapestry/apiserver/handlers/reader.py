@@ -30,7 +30,7 @@ MAX_WATCH_SECONDS = 86_400
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads objects from the store; errors are those of Kubernetes."""
+    """Read objects from the store; errors are those of Kubernetes."""
 
     store: Store
     codec: StorageCodec

@@ -72,7 +72,7 @@ class CallHandler(Protocol):
 
 @dataclass(frozen=True)
 class Server:
-    """Handles API calls."""
+    """Handle API calls."""
 
     registry: ResourceRegistry
     reader: Reader
@@ -81,7 +81,7 @@ class Server:
     aggregator: Aggregator
     authorize: Authorize = allow_all
     denial_reason: Callable[[Attributes], str] = no_denial_reason
-    """Explains why `authorize` denies a call; empty if there is nothing to add."""
+    """Explain why `authorize` denies a call; empty if there is nothing to add."""
     special_handlers: Mapping[tuple[str, str], SpecialHandler] = field(default_factory=dict)
     """Handlers by resource (`*` for any) and subresource, which may be empty: `("pods", "eviction")`."""
     path_handlers: Mapping[str, PathHandler] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class Verbs:
     admit: Step
     """Decoding by type, defaults, managed fields and mutating admission, before the server sets its own fields."""
     validate: Step
-    """Runs on the object to be stored: validation, validating admission."""
+    """Validation and validating admission of the object to be stored."""
     delete_steps: Sequence[DeleteStep]
     """Validation and validating admission of the object to be stored."""
     server_side_apply: Apply
@@ -73,7 +73,7 @@ class Verbs:
     admission_validate: Step = object_unchanged
     """The part of `validate` that also runs for writes without changes: policies and webhooks."""
     authorize: Authorize = allow_all
-    """Authorizes the create that a PUT or an apply may result in; the server has authorized the verb itself."""
+    """Authorize the create that a PUT or an apply may result in; the server has authorized the verb itself."""
     storage_limits: StorageLimits | None = None
 
     async def create(self, request: WriteRequest, body: Any) -> bytes:

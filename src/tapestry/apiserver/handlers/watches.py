@@ -33,7 +33,7 @@ T = TypeVar("T")
 Stored = TypeVar("Stored", ObjectVersion, WatchEvent)
 Matches = Callable[[ObjectVersion], bool] | None
 Encode = Callable[[bytes], bytes]
-"""Encodes an object in the requested form."""
+"""Encode an object in the requested form."""
 Convert = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
 
 
@@ -44,7 +44,7 @@ class WatchEncoder:
     cache_key: str = ""
     encode: Encode | None = None
     encode_bookmark: Encode | None = None
-    """Encodes the objects of bookmarks, which only have a resourceVersion."""
+    """Encode the objects of bookmarks, which only have a resourceVersion."""
     decodes_objects: bool = False
     """True if encoding decodes objects, which is slow."""
 
@@ -71,7 +71,7 @@ class WatchResponse:
     on_end: Callable[[], None] | None = None
     """Called once, when the watch ends."""
     convert: Convert | None = None
-    """Converts objects with a webhook, if they are stored in another version."""
+    """Convert objects with a webhook, if they are stored in another version."""
     budget: RequestBudget | None = None
     """Budget of the request that started the watch."""
 

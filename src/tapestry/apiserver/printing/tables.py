@@ -52,7 +52,7 @@ def cell_text(value: Any) -> str:
 
 
 class TableRowEncoder:
-    """Encodes the rows of a Table one at a time."""
+    """Encode the rows of a Table one at a time."""
 
     def __init__(self, resource_info: ResourceInfo, include: str) -> None:
         self._columns = columns_for(resource_info)

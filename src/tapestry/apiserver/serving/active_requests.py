@@ -10,11 +10,11 @@ from tapestry.apiserver.serving.http_connection import HttpConnection
 
 class RequestKind(Enum):
     SHORT = auto()
-    """Ends by itself."""
+    """A request that ends by itself."""
     WATCH = auto()
-    """Ends when the store ends its watches."""
+    """A watch, which ends when the store ends its watches."""
     SESSION = auto()
-    """Lasts as long as its client wants: exec, port-forward, a followed log."""
+    """A session as long as its client wants: exec, port-forward, a followed log."""
 
 
 class ActiveRequests:

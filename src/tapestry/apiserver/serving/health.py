@@ -31,11 +31,11 @@ STORAGE_CHECK_TIMEOUT = 2.0
 """Seconds that the storage check may take."""
 
 Check = Callable[[], Awaitable[str | None]]
-"""Returns an error message, or None."""
+"""Return an error message, or None."""
 
 
 async def ping() -> None:
-    """Always pass: a response shows that the server runs."""
+    """Checks that always pass: a response shows that the server runs."""
 
 
 @dataclass(frozen=True)

@@ -203,9 +203,9 @@ class Listener:
     """State that the connections of a listening socket share."""
 
     handle: Callable[[Exchange], Awaitable[None]]
-    """Handles an exchange; an exception closes the connection."""
+    """Handle an exchange; an exception closes the connection."""
     group: asyncio.TaskGroup
-    """Owns the tasks of all exchanges."""
+    """Group of the tasks of all exchanges."""
     idle_timeout: float
     """Seconds that a connection may be without a complete request head."""
     connection_limiter: ConnectionLimiter
@@ -228,7 +228,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def __init__(self, listener: Listener, end_handshake: Callable[[], None] | None = None) -> None:
         self._listener = listener
         self._end_handshake = end_handshake
-        """Ends the TLS handshake that preceded this connection, if any."""
+        """End the TLS handshake that preceded this connection, if any."""
         self._parser = httptools.HttpRequestParser(self)
         self._reading: Exchange | None = None
         """The request that is being parsed."""

@@ -64,7 +64,7 @@ class RequestScheduler(Protocol):
 
 @dataclass(frozen=True)
 class HttpHandler:
-    """Serves `server` over HTTP for authenticated users."""
+    """Serve `server` over HTTP for authenticated users."""
 
     server: RequestHandler
     authenticate: UnionAuthenticator
@@ -78,7 +78,7 @@ class HttpHandler:
     """Memory budget of bodies that are arriving."""
     watch_limiter: WatchLimiter = field(default_factory=WatchLimiter)
     scheduler: RequestScheduler | None = None
-    """Schedules requests of servers that share a process; without one, they run at once."""
+    """Schedule requests of servers that share a process; without one, they run at once."""
     active_requests: ActiveRequests = field(default_factory=ActiveRequests)
 
     async def handle(self, exchange: Exchange, credentials: Credentials | None = None) -> None:

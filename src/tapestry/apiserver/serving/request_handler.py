@@ -42,12 +42,12 @@ LONG_RUNNING_SUBRESOURCES = CONNECT_SUBRESOURCES | {"log"}
 """Subresources without a deadline; watches have none either."""
 
 MountedHandler = Callable[[CallHandler, Call], Awaitable[ApiResponse]]
-"""Handles a call by calls of its own. It authorizes the user before it reads the body."""
+"""Handle a call by calls of its own. It authorizes the user before it reads the body."""
 
 
 @dataclass(frozen=True)
 class RequestHandler:
-    """Handles calls for a server."""
+    """Handle calls for a server."""
 
     server: Server
     timeout: float
@@ -58,7 +58,7 @@ class RequestHandler:
     call."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     worker: Worker | None = None
-    """Runs large work; without one, the event loop does."""
+    """Run large work; without one, the event loop does."""
     metrics: ServerMetrics = field(default_factory=ProcessMetrics)
 
     async def handle(self, call: Call, outer: RequestBudget | None = None) -> Response:
@@ -146,7 +146,7 @@ class RequestHandler:
 
 @dataclass(frozen=True)
 class NestedCallHandler:
-    """Handles the calls of a mounted handler within the budget of its request, and after the request with their own."""
+    """Handle the calls of a mounted handler within the budget of its request, and after the request with their own."""
 
     request_handler: RequestHandler
     budget: RequestBudget

@@ -66,7 +66,7 @@ class Upload:
     timeout: float
     """Maximum seconds that it may take."""
     acquire_slot: Callable[[], InflightSlot]
-    """Takes an inflight slot when the body is complete."""
+    """Take an inflight slot when the body is complete."""
     slot: InflightSlot | None = None
     size: int = 0
 

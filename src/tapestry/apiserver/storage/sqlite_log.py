@@ -92,7 +92,7 @@ def write_lock(folder: Path) -> Iterator[None]:
 
 
 class FileLog:
-    """Opens or creates the database in `folder`. No other process may have it open for writing."""
+    """Open or create the database in `folder`. No other process may have it open for writing."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / DATABASE_NAME

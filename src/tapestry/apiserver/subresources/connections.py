@@ -28,7 +28,7 @@ CONNECT_TARGETS = (
 
 @dataclass(frozen=True)
 class ConnectHandler:
-    """Handles requests that connect the client to another server."""
+    """Handle requests that connect the client to another server."""
 
     store: Store
     policies: ValidatingPolicies

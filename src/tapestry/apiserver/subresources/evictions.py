@@ -38,7 +38,7 @@ BUDGET_VIOLATED = "Cannot evict pod as it would violate the pod's disruption bud
 
 @dataclass(frozen=True)
 class EvictionHandler:
-    """Handles posts to the `eviction` subresource of pods."""
+    """Handle posts to the `eviction` subresource of pods."""
 
     reader: Reader
     verbs: Verbs

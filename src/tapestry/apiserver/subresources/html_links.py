@@ -14,7 +14,7 @@ ATTRIBUTE = re.compile(rf"""(?<![\w-])((?:{ATTRIBUTES})\s*=\s*)(?:"([^"]*)"|'([^
 
 @dataclass(frozen=True)
 class LinkRewriter:
-    """Rewrites links to the server of a proxied request."""
+    """Rewrite links to the server of a proxied request."""
 
     prefix: str
     """Path of the proxy subresource."""

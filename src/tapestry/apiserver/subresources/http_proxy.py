@@ -37,7 +37,7 @@ MAX_HTML_BYTES = 1 << 20
 
 
 class HttpProxy:
-    """Forwards requests to pods, services and nodes. Close it in the event loop in which it was used."""
+    """Forward requests to pods, services and nodes. Close it in the event loop in which it was used."""
 
     def __init__(self, locations: ProxyLocations, kubelets: KubeletClient) -> None:
         self._locations = locations

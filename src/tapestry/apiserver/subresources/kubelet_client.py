@@ -36,7 +36,7 @@ TEXT_PLAIN = "text/plain"
 
 
 class KubeletClient:
-    """Calls the kubelets of nodes. Close it in the event loop in which it was used."""
+    """Call the kubelets of nodes. Close it in the event loop in which it was used."""
 
     def __init__(self, store: Store, settings: Settings, check: egress.AddressCheck) -> None:
         self._store = store

@@ -107,7 +107,7 @@ class RefusedProtocols:
 
 @dataclass(frozen=True)
 class PodStreams:
-    """Connects clients to the kubelets of pods."""
+    """Connect clients to the kubelets of pods."""
 
     store: Store
     kubelets: KubeletClient

@@ -43,7 +43,7 @@ def split_name(text: str, kind: str) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class ProxyLocations:
-    """Finds the servers of pods and services."""
+    """Find the servers of pods and services."""
 
     store: Store
     random: Random

@@ -30,12 +30,12 @@ BUILT_IN_PATHS = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".
 
 @dataclass(frozen=True)
 class ScaleHandler:
-    """Handles requests for the `scale` subresource."""
+    """Handle requests for the `scale` subresource."""
 
     reader: Reader
     verbs: Verbs
     admit: Callable[[WriteRequest, AdmissionAttributes], Awaitable[Object | None]]
-    """Calls the admission webhooks and returns the admitted Scale."""
+    """Call the admission webhooks and return the admitted Scale."""
 
     async def handle(self, call: Call, target: Target) -> ApiResponse:
         if call.method == "GET":

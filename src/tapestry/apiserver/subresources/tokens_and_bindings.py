@@ -30,7 +30,7 @@ BINDINGS = Resource("", "v1", "Binding", "pods/binding")
 
 @dataclass(frozen=True)
 class TokensAndBindings:
-    """Handles the `token` subresource of service accounts and bindings of pods."""
+    """Handle the `token` subresource of service accounts and bindings of pods."""
 
     reader: Reader
     verbs: Verbs

@@ -24,7 +24,7 @@ IDENTITY_FIELDS = ("apiVersion", "kind")
 
 @dataclass(frozen=True)
 class TypedBodies:
-    """Wraps handlers so that they get a body of the expected type."""
+    """Wrap handlers so that they get a body of the expected type."""
 
     types: TypeDecoders
 

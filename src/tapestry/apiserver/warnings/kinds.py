@@ -22,7 +22,7 @@ from tapestry.apiserver.warnings.pods import (
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, value_at
 
 WarningRule = Callable[[Object, Object | None], Iterator[str]]
-"""Yields warnings about an object, given the new and the old version."""
+"""Yield warnings about an object, given the new and the old version."""
 
 DNS_LABEL_RECOMMENDED = "which can result in surprising behavior; a DNS label is recommended"
 STORAGE_CLASS_ANNOTATION, MOUNT_OPTIONS_ANNOTATION = (

@@ -192,7 +192,7 @@ class DeterministicValues:
 
     store: InstantStore
     salt: int
-    """Makes the UIDs of this server differ from those of others."""
+    """Make the UIDs of this server differ from those of others."""
 
     async def uid(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if old is not None:

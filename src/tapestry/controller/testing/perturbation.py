@@ -84,18 +84,18 @@ class Scenario:
     resources: Sequence[Resource]
     """Resources that the API serves, in addition to Events and Leases."""
     setup: Callable[..., Any]
-    """Installs the reconciler, as the setup function of a registry does.  With `others`, it is awaited as
+    """Install the reconciler, as the setup function of a registry does.  With `others`, it is awaited as
     `setup(manager, *transports)`, with one transport for each of them."""
     world: Callable[..., Awaitable[None]]
-    """Acts as users, kubelets and other controllers.  Called with a client of the API and one of each of the `others`.
+    """Act as users, kubelets and other controllers.  Called with a client of the API and one of each of the `others`.
     Returns when it has observed the final state."""
     config: ManagerConfig = field(default_factory=ManagerConfig)
     others: Sequence[Sequence[Resource]] = ()
     """Resources that further clusters serve."""
     counts: Callable[[str], bool] = lambda _: True
-    """Selects the calls to disturb, by method and path.  Used to skip heartbeats, which are many and alike."""
+    """Select the calls to disturb, by method and path.  Used to skip heartbeats, which are many and alike."""
     rejection: Rejection = lambda _cluster, _request: None
-    """Returns the error for a request of the process under test, by the number of the cluster."""
+    """Return the error for a request of the process under test, by the number of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class ProcessDied(BaseException):
 
 
 class FaultInjector:
-    """Counts the calls of the process under test to all its clusters and disturbs one of them."""
+    """Count the calls of the process under test to all its clusters and disturb one of them."""
 
     def __init__(
         self, disturbance: Disturbance | None, at: int, counts: Callable[[str], bool], clusters: int = 1

@@ -50,7 +50,7 @@ class UnknownTarget(Exception):
 
 @dataclass(frozen=True)
 class AutoscalerReconciler:
-    """Scales the target of each HorizontalPodAutoscaler and updates its status."""
+    """Scale the target of each HorizontalPodAutoscaler and update its status."""
 
     autoscalers: Store
     pods: LabeledPods

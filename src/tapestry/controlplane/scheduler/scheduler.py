@@ -90,7 +90,7 @@ CLASS_INDEX, NODE_INDEX = "class", "node"
 
 @dataclass
 class Scheduler:
-    """Schedules all pods of its queue by priority, regardless of the key it is called with."""
+    """Schedule all pods of its queue by priority, regardless of the key it is called with."""
 
     client: Client
     events: Recorder
@@ -99,7 +99,7 @@ class Scheduler:
     budgets: Informer
     storage: StorageLister
     enqueue_key_after: Callable[[str, float], None] = lambda _key, _seconds: None
-    """Triggers a call of `reconcile` after some seconds. Of several calls, the earliest time counts."""
+    """Trigger a call of `reconcile` after some seconds. Of several calls, the earliest time counts."""
     cache: SchedulerCache = field(default_factory=SchedulerCache)
     node_fits: NodeFitCache = field(default_factory=NodeFitCache)
     queue: SchedulingQueue = field(default_factory=SchedulingQueue)

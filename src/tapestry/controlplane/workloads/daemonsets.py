@@ -32,7 +32,7 @@ NAME_RETRY_INTERVAL = 1.0
 
 @dataclass(frozen=True)
 class DaemonSetReconciler:
-    """Creates and deletes the pods of each DaemonSet."""
+    """Create and delete the pods of each DaemonSet."""
 
     client: Client
     events: Recorder

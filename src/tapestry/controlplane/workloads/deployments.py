@@ -51,7 +51,7 @@ NO_PROGRESS_DEADLINE = 2**31 - 1
 
 @dataclass(frozen=True)
 class DeploymentReconciler:
-    """Manages the ReplicaSets of each Deployment."""
+    """Manage the ReplicaSets of each Deployment."""
 
     client: Client
     events: Recorder

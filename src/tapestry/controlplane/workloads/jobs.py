@@ -61,7 +61,7 @@ CACHE_RETRY_INTERVAL = 0.1
 
 @dataclass(frozen=True)
 class JobReconciler:
-    """Creates and deletes the pods of each Job."""
+    """Create and delete the pods of each Job."""
 
     client: Client
     events: Recorder
@@ -352,7 +352,7 @@ async def remove_tracking_finalizer(client: Client, pod: Object) -> Object | Non
 
 @dataclass(frozen=True)
 class OrphanedPodReconciler:
-    """Removes the finalizer from pods without a Job. Keys are those of pods."""
+    """Remove the finalizer from pods without a Job. Keys are those of pods."""
 
     client: Client
     jobs: Informer

@@ -58,7 +58,7 @@ def min_ready_time(owner: Object) -> timedelta:
 
 
 IsFree = Callable[[str], bool]
-"""Returns whether a pod can have a name."""
+"""Return whether a pod can have a name."""
 
 
 def pod_names(owner: Object, is_free: IsFree) -> Iterator[str]:

@@ -24,7 +24,7 @@ INITIAL_BATCH_SIZE, MAX_BATCH_SIZE = 1, 64
 
 @dataclass(frozen=True)
 class ReplicaSetReconciler:
-    """Creates and deletes the pods of each ReplicaSet."""
+    """Create and delete the pods of each ReplicaSet."""
 
     client: Client
     events: Recorder

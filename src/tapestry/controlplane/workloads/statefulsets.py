@@ -25,7 +25,7 @@ RETRY_INTERVAL = 1.0
 
 @dataclass(frozen=True)
 class StatefulSetReconciler:
-    """Creates and deletes the pods of each StatefulSet."""
+    """Create and delete the pods of each StatefulSet."""
 
     client: Client
     events: Recorder

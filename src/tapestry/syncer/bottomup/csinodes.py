@@ -14,7 +14,7 @@ from tapestry.syncer.translate.nodes import sanitized_drivers
 
 @dataclass(frozen=True)
 class CsiNodeReconciler:
-    """Keeps one virtual CSINode beside each virtual Node; keyed by their common name."""
+    """Keep one virtual CSINode beside each virtual Node; keyed by their common name."""
 
     identity: Identity
     caches: Caches

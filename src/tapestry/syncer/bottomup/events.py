@@ -32,13 +32,13 @@ CLAIM_REASONS = frozenset(
 
 @dataclass
 class TwinEventForwarder:
-    """Watches the events about twins while the syncer leads."""
+    """Watch the events about twins while the syncer leads."""
 
     identity: Identity
     caches: Caches
     clients: Clients
     claim_of_twin: Callable[[str, str], Object | None]
-    """Returns the virtual claim by the name and UID of its twin."""
+    """Return the virtual claim by the name and UID of its twin."""
     _left: float = field(default=MAX_EVENTS_PER_SECOND, init=False)
     _at: float = field(default=0.0, init=False)
 

@@ -24,7 +24,7 @@ MAX_PORTS = 512
 
 @dataclass(frozen=True)
 class HostPortReconciler:
-    """Keeps one placeholder pod on each virtual node with taken host ports; keyed by the virtual node's name."""
+    """Keep one placeholder pod on each virtual node with taken host ports; keyed by the virtual node's name."""
 
     current_binding: CurrentBinding
     caches: Caches

@@ -27,7 +27,7 @@ JITTER = 0.1
 
 @dataclass(frozen=True)
 class NodeLeaseReconciler:
-    """Renews the Lease of each virtual node; keyed by the virtual node's name."""
+    """Renew the Lease of each virtual node; keyed by the virtual node's name."""
 
     virtual_nodes: Informer
     partition: Partition

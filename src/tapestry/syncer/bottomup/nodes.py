@@ -50,7 +50,7 @@ class KubeletState:
 
 @dataclass(frozen=True)
 class NodeReconciler:
-    """Keeps one virtual Node for each leased physical Node; keyed by the physical node's name."""
+    """Keep one virtual Node for each leased physical Node; keyed by the physical node's name."""
 
     current_binding: CurrentBinding
     caches: Caches

@@ -37,7 +37,7 @@ class Patch(NamedTuple):
 
 @dataclass(frozen=True)
 class PodStatusReconciler:
-    """Keeps the status of each virtual pod equal to its twin's; keyed by the virtual pod."""
+    """Keep the status of each virtual pod equal to its twin's; keyed by the virtual pod."""
 
     identity: Identity
     caches: Caches

@@ -26,7 +26,7 @@ from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts
 
 @dataclass(frozen=True)
 class PolicyStatusReconciler:
-    """Keeps the status of one side's policies; keyed by the policy's name."""
+    """Keep the status of one side's policies; keyed by the policy's name."""
 
     current_binding: CurrentBinding
     virtual_nodes: Informer

@@ -42,7 +42,7 @@ log = logger(__name__)
 
 @dataclass(frozen=True)
 class Reclaimer:
-    """Evicts and deletes the pods of virtual nodes, or their twins."""
+    """Evict and delete the pods of virtual nodes, or their twins."""
 
     identity: Identity
     current_binding: CurrentBinding

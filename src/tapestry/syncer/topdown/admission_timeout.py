@@ -44,7 +44,7 @@ INTERNAL_ERROR = "InternalError"
 
 @dataclass(frozen=True)
 class AdmissionTimeout:
-    """Makes a pod wait, or fail once it has waited long enough."""
+    """Make a pod wait, or fail once it has waited long enough."""
 
     clients: Clients
     shortages: Shortages
@@ -52,7 +52,7 @@ class AdmissionTimeout:
     config: SyncerConfig
     status_writer: PodStatusWriter
     requeue_pod: Callable[[str], None]
-    """Requeues a virtual pod."""
+    """Requeue a virtual pod."""
     over_quota: dict[str, None] = field(default_factory=dict)
     """Keys of the pods over quota, longest wait first."""
 

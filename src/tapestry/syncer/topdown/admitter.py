@@ -33,7 +33,7 @@ CLOSURE_RECHECK = timedelta(seconds=10)
 
 @dataclass(frozen=True)
 class Admitter:
-    """Admits pods by the current leases. A decision and its reservation are made without suspension."""
+    """Admit pods by the current leases. A decision and its reservation are made without suspension."""
 
     identity: Identity
     caches: Caches
@@ -41,9 +41,9 @@ class Admitter:
     now: Callable[[], datetime]
     lease_cache: LeaseCache
     requeue_pod: Callable[[str], None]
-    """Requeues a virtual pod."""
+    """Requeue a virtual pod."""
     requeue_status: Callable[[str], None]
-    """Requeues the status of a virtual pod."""
+    """Requeue the status of a virtual pod."""
     pending_resizes: dict[str, Object] = field(default_factory=dict)
     """Conditions that explain why a resize is not applied to the twin, by the UID of the pod."""
     waiting: dict[str, set[str]] = field(default_factory=dict)

@@ -89,7 +89,7 @@ class OverwriteBackoff:
 
 @dataclass(frozen=True)
 class CopyReconciler:
-    """Keeps the copies; keyed by their sources, as in `secrets/team-a/password`."""
+    """Keep the copies; keyed by their sources, as in `secrets/team-a/password`."""
 
     identity: Identity
     current_binding: CurrentBinding
@@ -100,7 +100,7 @@ class CopyReconciler:
     copy_informers: Mapping[str, Informer]
     """Informers of our copies by kind, as digest views, with an index "namespace"."""
     schedule_sweep: Callable[[str], None]
-    """Schedules a check for unused copies from a namespace."""
+    """Schedule a check for unused copies from a namespace."""
     other_users: list[Callable[[str], bool]] = field(default_factory=list)
     """Predicates of other users of a copy than pods."""
     created_copies: dict[str, CreatedCopy] = field(default_factory=dict)

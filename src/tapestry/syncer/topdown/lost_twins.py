@@ -28,7 +28,7 @@ from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
 @dataclass(frozen=True)
 class LostTwins:
-    """Tracks lost twins and ends their pods."""
+    """Track lost twins and end their pods."""
 
     identity: Identity
     virtual_pods: Informer[VirtualPod]

@@ -25,7 +25,7 @@ MAX_ERRORS = 5
 
 @dataclass(frozen=True)
 class PodStatusWriter:
-    """Writes conditions and phases of virtual pods, each once; pods are passed as cached."""
+    """Write conditions and phases of virtual pods, each once; pods are passed as cached."""
 
     identity: Identity
     clients: Clients

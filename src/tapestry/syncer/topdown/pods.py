@@ -71,7 +71,7 @@ POLLED_REASONS = frozenset({"NameTaken", REFUSED_BY_OWNER})
 
 @dataclass(frozen=True)
 class PodReconciler:
-    """Keeps one twin for each pod that is bound to a virtual node; keyed by the virtual pod."""
+    """Keep one twin for each pod that is bound to a virtual node; keyed by the virtual pod."""
 
     identity: Identity
     current_binding: CurrentBinding
@@ -86,7 +86,7 @@ class PodReconciler:
     admitter: Admitter
     dependencies: Sequence[Dependency]
     host_aliases: Callable[[str], Sequence[HostAlias]]
-    """Returns the host aliases for pods of a namespace."""
+    """Return the host aliases for pods of a namespace."""
     grant_waits: GrantWaits
     """UIDs of the pods that wait for a right."""
     orphans: OrphanTracker = field(default_factory=OrphanTracker)

@@ -41,7 +41,7 @@ class PriorityClassState:
 
 @dataclass(frozen=True)
 class PriorityClassGuard:
-    """Holds pods back while their PriorityClass is missing in the physical cluster."""
+    """Hold pods back while their PriorityClass is missing in the physical cluster."""
 
     current_binding: CurrentBinding
     clients: Clients
@@ -49,7 +49,7 @@ class PriorityClassGuard:
     state: PriorityClassState
     status_writer: PodStatusWriter
     requeue_pod: Callable[[str], None]
-    """Requeues a virtual pod."""
+    """Requeue a virtual pod."""
     waiting: set[str] = field(default_factory=set)
     """Keys of the pods that wait."""
     probing: set[str] = field(default_factory=set)

@@ -50,16 +50,16 @@ OTHER_NAMESPACES_TIMEOUT = 10.0
 
 @dataclass
 class ServiceReconciler:
-    """Keeps the twins of each Service and its slices; keyed by the virtual Service."""
+    """Keep the twins of each Service and its slices; keyed by the virtual Service."""
 
     identity: Identity
     current_binding: CurrentBinding
     clients: Clients
     now: Callable[[], datetime]
     requeue_service: Callable[[str], None]
-    """Requeues a Service."""
+    """Requeue a Service."""
     requeue_pod: Callable[[str], None]
-    """Requeues a pod."""
+    """Requeue a pod."""
     waiting: dict[str, set[str]] = field(default_factory=dict)
     """Keys of the pods that wait for Services, by namespace."""
     rejected: set[str] = field(default_factory=set)

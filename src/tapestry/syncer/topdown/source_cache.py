@@ -40,10 +40,10 @@ def scope_of(key: str) -> str:
 
 @dataclass
 class SourceCache:
-    """Watches the sources of copies; keys are as in `secrets/team-a/password`."""
+    """Watch the sources of copies; keys are as in `secrets/team-a/password`."""
 
     is_used: Callable[[str], bool]
-    """Returns whether a pod may use a source in the scope."""
+    """Return whether a pod may use a source in the scope."""
     client: Client
     now: Callable[[], datetime]
     on_change: Callable[[str, Object | None, Object | None], None]
@@ -51,7 +51,7 @@ class SourceCache:
     after_sync: Callable[[str], None]
     """Called with a scope once all its sources are known."""
     requeue: Callable[[str], None]
-    """Requeues a scope."""
+    """Requeue a scope."""
     idle_since: dict[str, datetime | None] = field(default_factory=dict, init=False)
     """Watched scopes, with the time since which they have no pods; None if they have some."""
     polled: dict[str, Object | None] = field(default_factory=dict, init=False)

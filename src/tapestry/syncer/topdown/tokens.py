@@ -46,7 +46,7 @@ RETRY_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class TokenReconciler:
-    """Keeps one physical Secret for each pod that mounts tokens; keyed by the virtual pod."""
+    """Keep one physical Secret for each pod that mounts tokens; keyed by the virtual pod."""
 
     identity: Identity
     current_binding: CurrentBinding

@@ -61,7 +61,7 @@ PENDING_SECONDS = 30.0
 
 @dataclass
 class VolumeReconciler:
-    """Keeps the twins of claims and their volumes; keyed by the virtual claim."""
+    """Keep the twins of claims and their volumes; keyed by the virtual claim."""
 
     identity: Identity
     current_binding: CurrentBinding
@@ -71,9 +71,9 @@ class VolumeReconciler:
     writer: PodStatusWriter
     now: Callable[[], datetime]
     requeue_claim: Callable[[str], None]
-    """Requeues a claim."""
+    """Requeue a claim."""
     requeue_pod: Callable[[str], None]
-    """Requeues a pod."""
+    """Requeue a pod."""
     expected_secrets: dict[str, set[str]] = field(default_factory=dict)
     """Keys of Secrets that volumes need and that may not be copied yet, by claim."""
     deleting: set[str] = field(default_factory=set)

@@ -22,7 +22,7 @@ from tapestry.kube.pod_references import (
 from tapestry.kube.pods import CONTAINER_FIELDS
 
 Rename = Callable[[str], str]
-"""Maps the name of an object in the pod's namespace to its physical name."""
+"""Map the name of an object in the pod's namespace to its physical name."""
 
 VIRTUAL_FIELDS = {
     field: f"metadata.annotations['{key}']"

@@ -87,7 +87,7 @@ class EpochGuard(NamedTuple):
 
 
 class HistoryCompacted(StorageUnavailable):
-    """Raised if etcd no longer has the history that a list or a watch needs."""
+    """Error if etcd no longer has the history that a list or a watch needs."""
 
 
 @dataclass(frozen=True)
