@@ -33,30 +33,30 @@ Delays = list[tuple[float, float]]
 """Seconds from binding to twin of the first and of the next pod of each namespace."""
 
 
-async def account_kubeconfig(site: BoundClusters, plane: ControlPlane, account: str) -> Path:
+async def account_kubeconfig(clusters: BoundClusters, plane: ControlPlane, account: str) -> Path:
     """Return a kubeconfig with a token of an account in the manager's namespace."""
-    await wait_until(site.virtual, SERVICE_ACCOUNTS, account, bool, keys.SYSTEM_NAMESPACE)
+    await wait_until(clusters.virtual, SERVICE_ACCOUNTS, account, bool, keys.SYSTEM_NAMESPACE)
     config = msgspec.json.decode(plane.kubeconfig.read_bytes())
-    token = await site.virtual.request_token(account, keys.SYSTEM_NAMESPACE, seconds=3600)
+    token = await clusters.virtual.request_token(account, keys.SYSTEM_NAMESPACE, seconds=3600)
     config["users"][0]["user"] = {"token": token["token"]}
-    file = site.folder / f"{account}.kubeconfig"
+    file = clusters.folder / f"{account}.kubeconfig"
     file.write_bytes(msgspec.json.encode(config))
     return file
 
 
 @asynccontextmanager
-async def installed(site: BoundClusters, plane: ControlPlane) -> AsyncIterator[None]:
-    """Run the manager, and the syncer of the site, with the rights of their accounts."""
-    await install_manager(site.virtual)
-    manager = await account_kubeconfig(site, plane, "tapestry-manager")
-    with running([TAPESTRY, "manager", "--kubeconfig", manager, *FLAGS], site.folder / "manager.log"):
-        syncer = await account_kubeconfig(site, plane, syncer_name(site.name))
-        command = [TAPESTRY, "syncer", "--binding", site.name, "--kubeconfig", syncer, *FLAGS]
-        with running(command, site.folder / "restricted-syncer.log"):
+async def installed(clusters: BoundClusters, plane: ControlPlane) -> AsyncIterator[None]:
+    """Run the manager, and the syncer of the clusters, with the rights of their accounts."""
+    await install_manager(clusters.virtual)
+    manager = await account_kubeconfig(clusters, plane, "tapestry-manager")
+    with running([TAPESTRY, "manager", "--kubeconfig", manager, *FLAGS], clusters.folder / "manager.log"):
+        syncer = await account_kubeconfig(clusters, plane, syncer_name(clusters.name))
+        command = [TAPESTRY, "syncer", "--binding", clusters.name, "--kubeconfig", syncer, *FLAGS]
+        with running(command, clusters.folder / "restricted-syncer.log"):
             yield
 
 
-async def first_pod_delays(site: BoundClusters, plane: ControlPlane, node: str) -> Delays:
+async def first_pod_delays(clusters: BoundClusters, plane: ControlPlane, node: str) -> Delays:
     twins: dict[str, float] = {}
     seen = asyncio.Event()
 
@@ -65,19 +65,19 @@ async def first_pod_delays(site: BoundClusters, plane: ControlPlane, node: str) 
             twins.setdefault(labels_of(twin)[POD], time.monotonic())
             seen.set()
 
-    informer = Informer(site.physical, PODS, namespace=site.mount, labels=POD)
+    informer = Informer(clusters.physical, PODS, namespace=clusters.mount, labels=POD)
     informer.on_change(see_twin)
     delays: Delays = []
-    async with installed(site, plane), asyncio.TaskGroup() as group:
+    async with installed(clusters, plane), asyncio.TaskGroup() as group:
         following = group.create_task(informer.run())
         await informer.synced.wait()
         for number in range(-1, NAMESPACE_COUNT):  # the first one waits for the syncer
             namespace = f"first-{number}" if number >= 0 else "warm-up"
-            await prepare(site, namespace)
+            await prepare(clusters, namespace)
             pair: list[float] = []
             for which in ("first", "next"):
                 label, started = f"{namespace}-{which}", time.monotonic()
-                await site.virtual.create(PODS, new_pod(namespace, which, label, node))
+                await clusters.virtual.create(PODS, new_pod(namespace, which, label, node))
                 async with asyncio.timeout(60):
                     while label not in twins:
                         seen.clear()
@@ -90,12 +90,12 @@ async def first_pod_delays(site: BoundClusters, plane: ControlPlane, node: str) 
     return delays
 
 
-async def prepare(site: BoundClusters, namespace: str) -> None:
+async def prepare(clusters: BoundClusters, namespace: str) -> None:
     """Create a namespace with what its pods use."""
-    await site.virtual.create(NAMESPACES, object_named(namespace))
-    await site.virtual.create(SECRETS, {**object_named("password", namespace), "stringData": {"p": "v"}})
-    await wait_until(site.virtual, SERVICE_ACCOUNTS, "default", bool, namespace)
-    await wait_until(site.virtual, CONFIGMAPS, "kube-root-ca.crt", bool, namespace)
+    await clusters.virtual.create(NAMESPACES, object_named(namespace))
+    await clusters.virtual.create(SECRETS, {**object_named("password", namespace), "stringData": {"p": "v"}})
+    await wait_until(clusters.virtual, SERVICE_ACCOUNTS, "default", bool, namespace)
+    await wait_until(clusters.virtual, CONFIGMAPS, "kube-root-ca.crt", bool, namespace)
 
 
 def new_pod(namespace: str, name: str, label: str, node: str) -> Object:

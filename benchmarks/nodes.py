@@ -68,28 +68,28 @@ def rows() -> Iterator[Row]:
 async def leased(virtual: ControlPlane, physical: ControlPlane, folder: Path, count: int) -> tuple[float, Rest]:
     for plane in (virtual, physical):
         await install_kinds(plane)
-    async with bound_clusters(virtual, physical, folder) as site:
+    async with bound_clusters(virtual, physical, folder) as clusters:
         names = [f"node-{number:04d}" for number in range(count)]
-        await in_parallel(names, lambda name: add_node(site, name))
-        await site.add_policy("all")
+        await in_parallel(names, lambda name: add_node(clusters, name))
+        await clusters.add_policy("all")
         started = time.monotonic()
-        with site.syncer(forked=False) as process:
-            await wait_until_lent(site, count)
+        with clusters.syncer(forked=False) as process:
+            await wait_until_lent(clusters, count)
             seconds = time.monotonic() - started
             say(f"nodes: {count:,} leased after {seconds:.1f} s; at rest for {REST} s")
-            await site.wait_for_binding(lambda found: value_at(found, "status", "nodes") == count)
-            return seconds, await at_rest(site, process.pid, names)
+            await clusters.wait_for_binding(lambda found: value_at(found, "status", "nodes") == count)
+            return seconds, await at_rest(clusters, process.pid, names)
 
 
-async def at_rest(site: BoundClusters, pid: int, names: list[str]) -> Rest:
+async def at_rest(clusters: BoundClusters, pid: int, names: list[str]) -> Rest:
     await asyncio.sleep(5)  # until the first renewals and the last status updates are done
-    before, cpu = len(site.writes()), cpu_seconds(pid)
+    before, cpu = len(clusters.writes()), cpu_seconds(pid)
     started = time.monotonic()
     while (elapsed := time.monotonic() - started) < REST:
         number = int(elapsed / REPORT_SECONDS * len(names))
-        await report(site, names[number])
+        await report(clusters, names[number])
         await asyncio.sleep(REPORT_SECONDS / len(names))
-    new_writes = site.writes()[before:]
+    new_writes = clusters.writes()[before:]
     return Rest(
         cores=(cpu_seconds(pid) - cpu) / elapsed,
         megabytes=rss_megabytes(pid),
@@ -99,20 +99,22 @@ async def at_rest(site: BoundClusters, pid: int, names: list[str]) -> Rest:
     )
 
 
-async def add_node(site: BoundClusters, name: str) -> None:
-    await site.add_node(name, labels={"topology.kubernetes.io/zone": "east-1", "kubernetes.io/arch": "amd64"})
+async def add_node(clusters: BoundClusters, name: str) -> None:
+    await clusters.add_node(name, labels={"topology.kubernetes.io/zone": "east-1", "kubernetes.io/arch": "amd64"})
     images = [
         {"names": [f"images.example/{name}/service-{number}@sha256:{number:064x}"], "sizeBytes": 100_000_000}
         for number in range(50)
     ]
-    await site.physical.patch(NODES, object_named(name), {"status": {"images": images}}, subresource="status")
+    await clusters.physical.patch(NODES, object_named(name), {"status": {"images": images}}, subresource="status")
 
 
-async def report(site: BoundClusters, name: str) -> None:
+async def report(clusters: BoundClusters, name: str) -> None:
     """Report an unchanged status, as a kubelet does."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     condition: Object = {**ready("True"), "lastHeartbeatTime": now}
-    await site.physical.patch(NODES, object_named(name), {"status": {"conditions": [condition]}}, subresource="status")
+    await clusters.physical.patch(
+        NODES, object_named(name), {"status": {"conditions": [condition]}}, subresource="status"
+    )
 
 
 async def in_parallel(names: list[str], do: Callable[[str], Awaitable[None]]) -> None:

@@ -97,21 +97,21 @@ class Turns:
 class Course:
     """Environment in which carriers take their turns."""
 
-    site: BoundClusters
+    clusters: BoundClusters
     virtual: ControlPlane
     physical: ControlPlane
     nodes: Sequence[str]
     """Names of the virtual nodes."""
 
     def ours(self) -> AbstractContextManager[int]:
-        command = [TAPESTRY, "syncer", "--binding", self.site.name, "--kubeconfig", self.virtual.kubeconfig]
+        command = [TAPESTRY, "syncer", "--binding", self.clusters.name, "--kubeconfig", self.virtual.kubeconfig]
         command += ["--allow-loopback", "--leader-elect=false"]
         command += ["--metrics-bind-address", "", "--health-probe-bind-address", ""]
-        return running(command, self.site.log)
+        return running(command, self.clusters.log)
 
     def limit(self) -> AbstractContextManager[int]:
         command = [sys.executable, "-m", "benchmarks.relay", self.virtual.kubeconfig, self.physical.kubeconfig]
-        return running([*command, self.site.above(""), self.site.mount], self.site.folder / "relay.log")
+        return running([*command, self.clusters.above(""), self.clusters.mount], self.clusters.folder / "relay.log")
 
     async def take_turns(self, sides: Sequence[Turns]) -> None:
         """Measure all sides in turn. Turns are short: the relay renews no leases, and nodes are lost after 40 s."""
@@ -135,13 +135,13 @@ class Course:
 
     async def warmed_up(self, name: str) -> None:
         """Wait until the carrier has copied and deleted one pod."""
-        async with pod_batch(self.site, f"{name}-first") as first:
+        async with pod_batch(self.clusters, f"{name}-first") as first:
             await first.bind(1, self.nodes)
             await first.wait_until_running(1)
             await self.delete_batch(first)
 
     async def burst(self, pid: int, name: str, count: int, *, token: bool = False) -> Burst:
-        async with pod_batch(self.site, name) as pods:
+        async with pod_batch(self.clusters, name) as pods:
             before, cpu, started = await self.calls(), cpu_seconds(pid), time.monotonic()
             await pods.bind(count, self.nodes, automountServiceAccountToken=token)
             await pods.wait_until_running(count)
@@ -165,7 +165,7 @@ class Course:
 
     async def steady(self, pid: int, name: str) -> tuple[list[float], float]:
         """Return the sorted seconds from each pod's binding to its twin, and CPU seconds per pod."""
-        async with pod_batch(self.site, name) as pods:
+        async with pod_batch(self.clusters, name) as pods:
             cpu = cpu_seconds(pid)
             await pods.bind(STEADY, self.nodes, per_second=PER_SECOND)
             await pods.wait_until_running(STEADY)
@@ -179,10 +179,10 @@ class Course:
         await pods.is_gone()
         ours = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
         return (
-            await remaining(self.site.virtual, PODS, "default", POD_BATCH)
-            + await remaining(self.site.physical, PODS, self.site.mount)
-            + await remaining(self.site.physical, SECRETS, self.site.mount, ours)
-            + await remaining(self.site.physical, CONFIGMAPS, self.site.mount, ours)
+            await remaining(self.clusters.virtual, PODS, "default", POD_BATCH)
+            + await remaining(self.clusters.physical, PODS, self.clusters.mount)
+            + await remaining(self.clusters.physical, SECRETS, self.clusters.mount, ours)
+            + await remaining(self.clusters.physical, CONFIGMAPS, self.clusters.mount, ours)
         )
 
     async def calls(self) -> Calls:
@@ -221,23 +221,25 @@ async def measured(virtual: ControlPlane, physical: ControlPlane, folder: Path) 
     for plane in (virtual, physical):
         await install_kinds(plane)
     kubelet = [sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig]
-    async with bound_clusters(virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True) as site:
-        course = await prepared(site, virtual, physical)
+    async with bound_clusters(
+        virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True
+    ) as clusters:
+        course = await prepared(clusters, virtual, physical)
         with running(kubelet, folder / "kubelet.log"):
             sides = Turns("ours", course.ours), Turns("limit", course.limit)
             await course.take_turns(sides)
             with course.ours() as pid:
                 await course.warmed_up("token")
                 with_token = await course.burst(pid, "token-burst", WITH_TOKEN, token=True)
-            return *sides, with_token, await first_pod_delays(site, virtual, course.nodes[0])
+            return *sides, with_token, await first_pod_delays(clusters, virtual, course.nodes[0])
 
 
-async def prepared(site: BoundClusters, virtual: ControlPlane, physical: ControlPlane) -> Course:
+async def prepared(clusters: BoundClusters, virtual: ControlPlane, physical: ControlPlane) -> Course:
     """Lease all nodes and wait until pods are admitted."""
-    course = Course(site, virtual, physical, await lend(site, PHYSICAL_NODES))
+    course = Course(clusters, virtual, physical, await lend(clusters, PHYSICAL_NODES))
     with course.ours():
-        await wait_until_lent(site, PHYSICAL_NODES)
-        await wait_until(site.virtual, SERVICE_ACCOUNTS, "default", bool, "default")
+        await wait_until_lent(clusters, PHYSICAL_NODES)
+        await wait_until(clusters.virtual, SERVICE_ACCOUNTS, "default", bool, "default")
     return course
 
 

@@ -46,8 +46,8 @@ def rows() -> Iterator[Row]:
 async def edges(virtual: ControlPlane, physical: ControlPlane, folder: Path) -> Measured:
     for plane in (virtual, physical):
         await install_kinds(plane)
-    async with bound_clusters(virtual, physical, folder) as site:
-        return await measured(site, MINUTES)
+    async with bound_clusters(virtual, physical, folder) as clusters:
+        return await measured(clusters, MINUTES)
 
 
 def p99(values: list[float]) -> float:

@@ -48,7 +48,7 @@ NAME = f"localhost/tapestry:{VERSION}"
 USER = 65532
 HOME = "home/nonroot"
 STDLIB = f"usr/lib/python{PYTHON}"
-SITE_PACKAGES = f"usr/local/lib/python{PYTHON}/dist-packages"
+PACKAGES_FOLDER = f"usr/local/lib/python{PYTHON}/dist-packages"
 CA_BUNDLE = "etc/ssl/certs/ca-certificates.crt"
 PROGRAM = f"""#!/usr/bin/python{PYTHON} -sP
 import sys
@@ -194,7 +194,7 @@ def write_wheels(root: Path, wheels: Iterable[Path]) -> None:
             for name in archive.namelist():
                 if name.endswith("/") or matches(name, LEFT_OUT_WHEEL_FILES):
                     continue
-                write_file(root / SITE_PACKAGES / name, archive.read(name))
+                write_file(root / PACKAGES_FOLDER / name, archive.read(name))
 
 
 def write_project(root: Path, folder: Path, epoch: int) -> None:

@@ -164,8 +164,8 @@ def discovery(resource: Resource) -> dict[str, Any]:
 async def serve(objects: int, rounds: int) -> None:
     runner = web.AppRunner(Api(objects, rounds).app(), access_log=None, handler_cancellation=True, shutdown_timeout=0)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    listener = web.TCPSite(runner, "127.0.0.1", 0)
+    await listener.start()
     print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await runner.cleanup()

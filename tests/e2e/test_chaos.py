@@ -34,7 +34,7 @@ from ..integration.pod_batches import wait_until_lent
 from ..integration.processes import running
 from .chaos.churn import DAY, NIGHT, Churn
 from .chaos.faults import FaultInjector, Target
-from .chaos.observer import Observer, binding_of_site, observing, phase_of
+from .chaos.observer import Observer, binding_of_clusters, observing, phase_of
 from .chaos.proxies import fault_proxy
 from .chaos.replicas import Replica, running_replicas
 
@@ -112,24 +112,28 @@ async def inject_faults(
             await open_target(stack, virtual, plane, folder / name, count, seed)
             for plane, (name, count) in zip(physical, CLUSTERS.items(), strict=True)
         ]
-        sites = [target.site for target in targets]
-        above = sites[0].virtual
-        before = [await foreign_versions(site) for site in sites]
+        cluster_pairs = [target.clusters for target in targets]
+        above = cluster_pairs[0].virtual
+        before = [await foreign_versions(clusters) for clusters in cluster_pairs]
         replicas = [replica for target in targets for replica in target.replicas]
-        async with running_replicas(replicas), observing(above, sites) as observer:
-            for site in sites:
-                await wait_until_lent(site, NODES_EACH)
-            nodes = [site.above(f"{site.name}-{number}") for site in sites for number in range(NODES_EACH)]
-            churn = Churn(above, random.Random(f"churn {seed}"), sites, nodes, scale.pods, scale.per_second)
+        async with running_replicas(replicas), observing(above, cluster_pairs) as observer:
+            for clusters in cluster_pairs:
+                await wait_until_lent(clusters, NODES_EACH)
+            nodes = [
+                clusters.above(f"{clusters.name}-{number}")
+                for clusters in cluster_pairs
+                for number in range(NODES_EACH)
+            ]
+            churn = Churn(above, random.Random(f"churn {seed}"), cluster_pairs, nodes, scale.pods, scale.per_second)
             injector = FaultInjector(
                 targets, observer, random.Random(f"faults {seed}"), scale.interval_seconds, folder / "story.log"
             )
             seconds, disagreements_left = await run_until_agreement(scale, churn, injector)
-            leftovers = [line for site in sites for line in await asyncio.to_thread(repairs, site)]
+            leftovers = [line for clusters in cluster_pairs for line in await asyncio.to_thread(repairs, clusters)]
         changed = [
             line
-            for site, was in zip(sites, before, strict=True)
-            for line in foreign_changes(was, await foreign_versions(site))
+            for clusters, was in zip(cluster_pairs, before, strict=True)
+            for line in foreign_changes(was, await foreign_versions(clusters))
         ]
     crashes = [f"a syncer of {each.binding} ended by itself with {code}" for each in replicas for code in each.crashes]
     tracebacks = [line for each in replicas for line in each.tracebacks()]
@@ -144,29 +148,29 @@ async def open_target(
 ) -> Target:
     """Create a binding with its own physical cluster and foreign objects in it. Its syncers do not run yet."""
     rng = random.Random(f"gates {seed}")
-    site = await stack.enter_async_context(
+    clusters = await stack.enter_async_context(
         bound_clusters(virtual, physical, folder, name=folder.name, directScheduling=True, disableNodeDefaultTaint=True)
     )
     stack.enter_context(
         running([sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig], folder / "kubelet.log")
     )
     below = await stack.enter_async_context(fault_proxy(physical, rng))
-    await site.set_kubeconfig(below.kubeconfig)
+    await clusters.set_kubeconfig(below.kubeconfig)
     for number in range(NODES_EACH):
         policy = DAY if number < NODES_EACH - CLOSING else NIGHT
-        await site.add_node(f"{site.name}-{number}", labels={"policy": policy}, cpu="32", memory="256Gi")
+        await clusters.add_node(f"{clusters.name}-{number}", labels={"policy": policy}, cpu="32", memory="256Gi")
     reclaim: Object = {"forceReclaim": True, "gracefulReclaimPeriodSeconds": 1}
     for policy, terms in {DAY: {}, NIGHT: reclaim}.items():
         only = {"matchExpressions": [{"key": "policy", "operator": "In", "values": [policy]}]}
-        await site.add_policy(policy, nodeSelector={"nodeSelectorTerms": [only]}, **terms)
-    await add_foreign(site)
+        await clusters.add_policy(policy, nodeSelector={"nodeSelectorTerms": [only]}, **terms)
+    await add_foreign(clusters)
     syncers = []
     for number in range(replicas):
         proxy = await stack.enter_async_context(fault_proxy(virtual, rng))
         name = f"syncer-{number}"
-        syncers.append(Replica(site.name, proxy, folder / f"{name}.kubeconfig", folder / f"{name}.log"))
-    open_nodes = [site.above(f"{site.name}-{number}") for number in range(NODES_EACH - CLOSING)]
-    return Target(site, below, syncers, open_nodes)
+        syncers.append(Replica(clusters.name, proxy, folder / f"{name}.kubeconfig", folder / f"{name}.log"))
+    open_nodes = [clusters.above(f"{clusters.name}-{number}") for number in range(NODES_EACH - CLOSING)]
+    return Target(clusters, below, syncers, open_nodes)
 
 
 async def run_until_agreement(scale: Scale, churn: Churn, injector: FaultInjector) -> tuple[float, list[str]]:
@@ -174,7 +178,7 @@ async def run_until_agreement(scale: Scale, churn: Churn, injector: FaultInjecto
     observer = injector.observer
     observer.above.on_change(churn.record)
     async with asyncio.TaskGroup() as group:
-        finishing = group.create_task(finish_twins(observer, churn.sites))
+        finishing = group.create_task(finish_twins(observer, churn.cluster_pairs))
         await churn.prepare()
         assert await observer.wait_for_agreement(scale.agreement_seconds), observer.disagreements()[:20]
         tasks = [group.create_task(churn.run()), group.create_task(churn.toggle_windows(WINDOW_SECONDS))]
@@ -189,15 +193,15 @@ async def run_until_agreement(scale: Scale, churn: Churn, injector: FaultInjecto
     return time.monotonic() - started, observer.disagreements()
 
 
-async def finish_twins(observer: Observer, sites: Sequence[BoundClusters]) -> None:
+async def finish_twins(observer: Observer, cluster_pairs: Sequence[BoundClusters]) -> None:
     """Report twins that should finish as succeeded, as a kubelet would."""
-    clients = {site.name: site.physical for site in sites}
+    clients = {clusters.name: clusters.physical for clusters in cluster_pairs}
     while True:
-        site, twin = await observer.to_finish.get()
+        binding_name, twin = await observer.to_finish.get()
         done = [{**each, "ready": False, "state": {"terminated": {"exitCode": 0}}} for each in statuses(twin)]
         patch = {"metadata": {"uid": uid_of(twin)}, "status": {"phase": "Succeeded", "containerStatuses": done}}
         try:
-            await clients[site].patch(
+            await clients[binding_name].patch(
                 PODS, object_named(name_of(twin), namespace_of(twin)), patch, subresource="status"
             )
         except (NotFound, Conflict):  # deleted, or another pod has its name
@@ -233,12 +237,12 @@ def figures_of(scale: Scale, churn: Churn, injector: FaultInjector, seconds: flo
 # -- foreign objects
 
 
-async def add_foreign(site: BoundClusters) -> None:
+async def add_foreign(clusters: BoundClusters) -> None:
     """Create objects of the owner, some with labels that resemble ours."""
-    await site.physical.create(NAMESPACES, new_object("Namespace", {"name": OWNERS}))
-    ours = (await binding_of_site(site)).owner_labels()
+    await clusters.physical.create(NAMESPACES, new_object("Namespace", {"name": OWNERS}))
+    ours = (await binding_of_clusters(clusters)).owner_labels()
     label_sets: list[dict[str, str]] = [{}, {keys.MANAGED_BY: keys.TAPESTRY}, {**ours, keys.VIRTUAL_CLUSTER: "another"}]
-    for namespace in (site.mount, OWNERS):
+    for namespace in (clusters.mount, OWNERS):
         for number, labels in enumerate(label_sets):
             annotations = {keys.VIRTUAL_POD_NAMESPACE: "default", keys.VIRTUAL_POD_NAME: f"pod-{number}"}
             metadata: Object = {
@@ -247,25 +251,27 @@ async def add_foreign(site: BoundClusters) -> None:
                 "labels": labels,
                 "annotations": annotations,
             }
-            await site.physical.create(CONFIGMAPS, new_object("ConfigMap", metadata, data={"key": "owner's"}))
-            await site.physical.create(SECRETS, new_object("Secret", metadata, stringData={"key": "owner's"}))
+            await clusters.physical.create(CONFIGMAPS, new_object("ConfigMap", metadata, data={"key": "owner's"}))
+            await clusters.physical.create(SECRETS, new_object("Secret", metadata, stringData={"key": "owner's"}))
             service = {"ports": [{"port": 80}], "selector": {"app": "owners"}}
-            await site.physical.create(SERVICES, new_object("Service", metadata, spec=service))
+            await clusters.physical.create(SERVICES, new_object("Service", metadata, spec=service))
             container = {"name": "c", "image": "images.example/busybox:1"}
-            spec = {"nodeName": f"{site.name}-{number}", "containers": [container]}
-            await site.physical.create(PODS, new_object("Pod", metadata, spec=spec))
-            await wait_until(site.physical, PODS, metadata["name"], lambda pod: phase_of(pod) == "Running", namespace)
+            spec = {"nodeName": f"{clusters.name}-{number}", "containers": [container]}
+            await clusters.physical.create(PODS, new_object("Pod", metadata, spec=spec))
+            await wait_until(
+                clusters.physical, PODS, metadata["name"], lambda pod: phase_of(pod) == "Running", namespace
+            )
 
 
-async def foreign_versions(site: BoundClusters) -> dict[str, tuple[str, str]]:
+async def foreign_versions(clusters: BoundClusters) -> dict[str, tuple[str, str]]:
     """Return UID and resourceVersion of every object that is not ours."""
-    binding = await binding_of_site(site)
+    binding = await binding_of_clusters(clusters)
     found = {}
     for kind in (*FOREIGN, NODES, NAMESPACES):
-        for namespace in (site.mount, OWNERS) if kind in FOREIGN else (None,):
-            for obj in await site.physical.list(kind, namespace):
+        for namespace in (clusters.mount, OWNERS) if kind in FOREIGN else (None,):
+            for obj in await clusters.physical.list(kind, namespace):
                 if not binding.owns(obj):
-                    found[f"{site.name}: {kind.plural} {key_of(obj)}"] = uid_of(obj), version_of(obj)
+                    found[f"{clusters.name}: {kind.plural} {key_of(obj)}"] = uid_of(obj), version_of(obj)
     return found
 
 
@@ -274,9 +280,9 @@ def foreign_changes(before: dict[str, tuple[str, str]], after: dict[str, tuple[s
     return [f"{name} is not ours, and changed" for name in names if before.get(name) != after.get(name)]
 
 
-def repairs(site: BoundClusters) -> list[str]:
+def repairs(clusters: BoundClusters) -> list[str]:
     """Return the actions that `tapestry repair` would take."""
-    environ = {**os.environ, "KUBECONFIG": str(site.virtual_plane.kubeconfig)}
-    command = [str(TAPESTRY), "repair", site.name, "--dry-run", "-o", "json"]
+    environ = {**os.environ, "KUBECONFIG": str(clusters.virtual_plane.kubeconfig)}
+    command = [str(TAPESTRY), "repair", clusters.name, "--dry-run", "-o", "json"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     return [done.stderr] if done.stderr else [f"repair: {each}" for each in json.loads(done.stdout)]

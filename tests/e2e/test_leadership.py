@@ -212,12 +212,12 @@ async def stop_and_continue(world: World, trials: int) -> None:
     """Pause the leader until the other replica has taken over and written, then resume it; repeat."""
     leader, standby = await world.start_pair()
     for _ in range(trials):
-        losses = leader.messages.count("leader lease lost, campaigning again")
+        lost_leases = leader.messages.count("leader lease lost, campaigning again")
         leader.signal(signal.SIGSTOP)
         await world.history.wait_for_holder(lambda holder, name=standby.name: holder == name)  # type: ignore[misc]
         await world.history.wait_for_writes_of(standby.name)
         leader.signal(signal.SIGCONT)
-        await leader.wait_for_message("leader lease lost, campaigning again", times=losses + 1)
+        await leader.wait_for_message("leader lease lost, campaigning again", times=lost_leases + 1)
         await world.history.wait_for_writes_of(standby.name)
         leader, standby = standby, leader
 

@@ -44,45 +44,47 @@ async def measure(virtual: ControlPlane, physical: ControlPlane, folder: Path) -
     kubelet = [sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig]
     for plane in (virtual, physical):
         await install_kinds(plane)
-    async with bound_clusters(virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True) as site:
-        nodes = await lend(site, PHYSICAL_NODES)
+    async with bound_clusters(
+        virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True
+    ) as clusters:
+        nodes = await lend(clusters, PHYSICAL_NODES)
         with running(kubelet, folder / "kubelet.log"):
-            with site.syncer(forked=False) as syncer:
-                await wait_until_lent(site, PHYSICAL_NODES)
-                megabytes = await memory_with_all_pods(site, nodes, syncer.pid)
-            return megabytes, await seconds_after_restart(site, nodes)
+            with clusters.syncer(forked=False) as syncer:
+                await wait_until_lent(clusters, PHYSICAL_NODES)
+                megabytes = await memory_with_all_pods(clusters, nodes, syncer.pid)
+            return megabytes, await seconds_after_restart(clusters, nodes)
 
 
-async def memory_with_all_pods(site: BoundClusters, nodes: list[str], pid: int) -> float:
+async def memory_with_all_pods(clusters: BoundClusters, nodes: list[str], pid: int) -> float:
     """Run all pods and return the memory of the syncer in MB."""
-    async with pod_batch(site, "many") as many:
+    async with pod_batch(clusters, "many") as many:
         await many.bind(POD_COUNT, nodes)
         await many.wait_until_running(POD_COUNT, timeout=600)
     return rss_megabytes(pid)
 
 
-async def seconds_after_restart(site: BoundClusters, nodes: list[str]) -> float:
+async def seconds_after_restart(clusters: BoundClusters, nodes: list[str]) -> float:
     """Return the seconds until a new syncer has mapped a waiting pod. Check that no other pod has changed.
 
     A second pod is at the end of the queue: when it runs, the syncer has processed all pods.
     """
-    before = await versions(site)
-    async with pod_batch(site, "first") as first, pod_batch(site, "last") as last:
+    before = await versions(clusters)
+    async with pod_batch(clusters, "first") as first, pod_batch(clusters, "last") as last:
         await first.bind(1, nodes)
         began = time.monotonic()
-        with site.syncer(forked=False):
+        with clusters.syncer(forked=False):
             await first.wait_until_running(1)
             await last.bind(1, nodes)
             await last.wait_until_running(1)
         [mapped] = first.mapped.values()
-    assert await versions(site) == before
+    assert await versions(clusters) == before
     return mapped - began
 
 
-async def versions(site: BoundClusters) -> dict[str, str]:
+async def versions(clusters: BoundClusters) -> dict[str, str]:
     """Return the resourceVersion of each of the many pods and of each twin."""
-    above = await site.virtual.list(PODS, "default", labels=f"{POD_BATCH}=many")
-    below = await site.physical.list(PODS, site.mount, labels=f"{POD_BATCH}=many")
+    above = await clusters.virtual.list(PODS, "default", labels=f"{POD_BATCH}=many")
+    below = await clusters.physical.list(PODS, clusters.mount, labels=f"{POD_BATCH}=many")
     found = {f"above {key_of(pod)}": version_of(pod) for pod in above}
     found |= {f"below {key_of(pod)}": version_of(pod) for pod in below}
     assert len(found) == 2 * POD_COUNT

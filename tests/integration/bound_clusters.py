@@ -231,8 +231,8 @@ async def bound_clusters(
     """Create a binding with `spec` between two clusters.  The virtual cluster must have our kinds."""
     name = name or f"c{secrets.token_hex(4)}"
     async with client_of(virtual) as above, client_of(physical) as below:
-        site = BoundClusters(above, below, virtual, name, f"{name}-mount", folder)
-        await give(below, NAMESPACES, new_object("Namespace", {"name": site.mount}))
+        clusters = BoundClusters(above, below, virtual, name, f"{name}-mount", folder)
+        await give(below, NAMESPACES, new_object("Namespace", {"name": clusters.mount}))
         await give(below, PRIORITY_CLASSES, priority_class())
         for namespace in (keys.SYSTEM_NAMESPACE, keys.HOST_PORTS_NAMESPACE):
             await give(above, NAMESPACES, new_object("Namespace", {"name": namespace}))
@@ -241,13 +241,13 @@ async def bound_clusters(
         given = {
             "clusterID": name,
             "secretRef": {"name": name, "namespace": keys.SYSTEM_NAMESPACE},
-            "mountNamespace": site.mount,
+            "mountNamespace": clusters.mount,
             "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [selected]}]},
             **spec,
         }
         binding = new_object(CLUSTER_BINDINGS.kind, {"name": name}, CLUSTER_BINDINGS.api_version, spec=given)
         await above.create(CLUSTER_BINDINGS, binding)
-        yield site
+        yield clusters
 
 
 @asynccontextmanager
@@ -355,7 +355,7 @@ def ready(status: str) -> Object:
 # -- predicates on objects
 
 
-def lends(**amounts: str) -> Until:
+def allocatable_is(**amounts: str) -> Until:
     return lambda node: all(value_at(node, "status", "allocatable", key) == value for key, value in amounts.items())
 
 

@@ -98,7 +98,7 @@ def third_plane(start: Start) -> Iterator[Plane]:
 
 
 @pytest.fixture
-async def site(virtual_plane: Plane, physical_plane: Plane, tmp_path: Path) -> AsyncIterator[BoundClusters]:
+async def clusters(virtual_plane: Plane, physical_plane: Plane, tmp_path: Path) -> AsyncIterator[BoundClusters]:
     """A new binding between the two clusters.  Its syncer is not started."""
     async with bound_clusters(virtual_plane, physical_plane, tmp_path) as made:
         yield made

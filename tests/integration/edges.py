@@ -63,24 +63,24 @@ class Measured:
         return sum(error < 0 for error in self.deadline_error)
 
 
-async def measured(site: BoundClusters, minutes: int) -> Measured:
+async def measured(clusters: BoundClusters, minutes: int) -> Measured:
     """Measure the given number of whole minutes, beginning with the next one."""
-    nodes = [f"{site.name}-{number}" for number in range(POLICIES)]
+    nodes = [f"{clusters.name}-{number}" for number in range(POLICIES)]
     for node in nodes:
-        await site.add_node(node, labels={"policy": node})
+        await clusters.add_node(node, labels={"policy": node})
     seen, result = Observations(), Measured()
-    with site.syncer():
-        await site.wait_for_binding(is_at_work, timeout=60)
+    with clusters.syncer():
+        await clusters.wait_for_binding(is_at_work, timeout=60)
         first = next_minute(datetime.now(UTC) + PREPARATION)
         for number, node in enumerate(nodes):
-            await add_policy(site, node, windows(first, minutes, closes_first=number % 2 == 0))
+            await add_policy(clusters, node, windows(first, minutes, closes_first=number % 2 == 0))
         async with asyncio.TaskGroup() as group:
-            following = [group.create_task(informer.run()) for informer in informers(site, seen)]
-            wanted = {site.above(node): number % 2 == 1 for number, node in enumerate(nodes)}
+            following = [group.create_task(informer.run()) for informer in informers(clusters, seen)]
+            wanted = {clusters.above(node): number % 2 == 1 for number, node in enumerate(nodes)}
             await wait_until(seen, lambda: seen.closed == wanted)
             for minute in range(minutes):
                 edge = first + minute * MINUTE
-                pods = await bind_pods(site, minute, (node for node in nodes if not wanted[site.above(node)]))
+                pods = await bind_pods(clusters, minute, (node for node in nodes if not wanted[clusters.above(node)]))
                 wanted = {name: not closed for name, closed in wanted.items()}
                 await wait_until(seen, lambda: seen.closed == wanted and pods <= seen.deleted_at.keys())  # noqa: B023
                 result.lateness += [(when - edge).total_seconds() for _, when in seen.changed]
@@ -109,9 +109,9 @@ def windows(first: datetime, minutes: int, *, closes_first: bool) -> list[Object
     return [{"start": f"{start:%H:%M}", "end": f"{end:%H:%M}"} for start, end in spans]
 
 
-async def add_policy(site: BoundClusters, node: str, open_in: list[Object]) -> None:
+async def add_policy(clusters: BoundClusters, node: str, open_in: list[Object]) -> None:
     only = {"matchExpressions": [{"key": "policy", "operator": "In", "values": [node]}]}
-    await site.add_policy(
+    await clusters.add_policy(
         node,
         nodeSelector={"nodeSelectorTerms": [only]},
         timeWindows=open_in,
@@ -120,20 +120,22 @@ async def add_policy(site: BoundClusters, node: str, open_in: list[Object]) -> N
     )
 
 
-async def bind_pods(site: BoundClusters, minute: int, nodes: Iterable[str]) -> set[str]:
+async def bind_pods(clusters: BoundClusters, minute: int, nodes: Iterable[str]) -> set[str]:
     """Create pods on each node that tolerate everything and have no grace period."""
     spec = {"tolerations": [{"operator": "Exists"}], "terminationGracePeriodSeconds": 0}
     return {
-        name_of(await site.bind_pod(f"{minute}-{node}-{number}", node, **spec))
+        name_of(await clusters.bind_pod(f"{minute}-{node}-{number}", node, **spec))
         for node in nodes
         for number in range(PODS_EACH)
     }
 
 
-def informers(site: BoundClusters, seen: Observations) -> tuple[Informer, Informer]:
-    nodes = Informer(site.virtual, NODES, labels=f"{keys.CLUSTER_BINDING}={site.name}")
+def informers(clusters: BoundClusters, seen: Observations) -> tuple[Informer, Informer]:
+    nodes = Informer(clusters.virtual, NODES, labels=f"{keys.CLUSTER_BINDING}={clusters.name}")
     nodes.on_change(seen.observe_node)
-    pods = Informer(site.virtual, PODS, namespace="default", keep=lambda pod: name_of(pod).startswith(site.name))
+    pods = Informer(
+        clusters.virtual, PODS, namespace="default", keep=lambda pod: name_of(pod).startswith(clusters.name)
+    )
     pods.on_change(seen.observe_pod)
     return nodes, pods
 

@@ -101,12 +101,14 @@ class PodBatch:
 
 
 @asynccontextmanager
-async def pod_batch(site: BoundClusters, name: str) -> AsyncIterator[PodBatch]:
+async def pod_batch(clusters: BoundClusters, name: str) -> AsyncIterator[PodBatch]:
     """Observe an empty batch, to which pods can be added."""
-    made = PodBatch(site.virtual, name)
-    above = Informer(site.virtual, PODS, namespace="default", labels=f"{POD_BATCH}={name}", transform=pod_summary)
+    made = PodBatch(clusters.virtual, name)
+    above = Informer(clusters.virtual, PODS, namespace="default", labels=f"{POD_BATCH}={name}", transform=pod_summary)
     above.on_change(made.see_pod)
-    below = Informer(site.physical, PODS, namespace=site.mount, labels=f"{POD_BATCH}={name}", transform=pod_summary)
+    below = Informer(
+        clusters.physical, PODS, namespace=clusters.mount, labels=f"{POD_BATCH}={name}", transform=pod_summary
+    )
     below.on_change(made.see_twin)
     async with asyncio.TaskGroup() as group:
         following = [group.create_task(informer.run()) for informer in (above, below)]
@@ -142,30 +144,30 @@ def member(pod_batch: str, number: int, node: str, **spec: Any) -> Object:
     )
 
 
-async def lend(site: BoundClusters, count: int) -> list[str]:
+async def lend(clusters: BoundClusters, count: int) -> list[str]:
     """Create large physical nodes and a policy that lends them.  Return the names of their virtual nodes."""
     names = [f"node-{number:04d}" for number in range(count)]
     waiting = iter(names)
 
     async def add_nodes() -> None:
         for name in waiting:
-            await site.add_node(name, cpu="32", memory="256Gi")
+            await clusters.add_node(name, cpu="32", memory="256Gi")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
             group.create_task(add_nodes())
-    await give(site.physical, PRIORITY_CLASSES, priority_class())
-    await site.add_policy("all")
-    return [site.above(name) for name in names]
+    await give(clusters.physical, PRIORITY_CLASSES, priority_class())
+    await clusters.add_policy("all")
+    return [clusters.above(name) for name in names]
 
 
-async def wait_until_lent(site: BoundClusters, count: int) -> None:
+async def wait_until_lent(clusters: BoundClusters, count: int) -> None:
     """Wait until the syncer has created all virtual nodes."""
     await wait_for_all(
-        site.virtual,
+        clusters.virtual,
         NODES,
         None,
         lambda found: sum(bool(value_at(node, "status", "allocatable")) for node in found) == count,
-        labels=f"{keys.CLUSTER_BINDING}={site.name}",
+        labels=f"{keys.CLUSTER_BINDING}={clusters.name}",
         timeout=120,
     )

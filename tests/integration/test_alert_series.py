@@ -92,31 +92,33 @@ def is_observed(trend: str, before: float, after: float) -> bool:
     return {"rises": after > before, "falls": after < before, "stops": 0 < after < time.time() - STOPPED_SECONDS}[trend]
 
 
-async def cause_faults(site: BoundClusters, physical: OwnServer) -> None:
+async def cause_faults(clusters: BoundClusters, physical: OwnServer) -> None:
     reference = {"name": "none", "namespace": SYSTEM}
     spec = {"clusterID": "broken", "secretRef": reference, "mountNamespace": "m"}
     broken = new_object(CLUSTER_BINDINGS.kind, {"name": "broken"}, CLUSTER_BINDINGS.api_version, spec=spec)
-    await site.virtual.create(CLUSTER_BINDINGS, broken)
-    await site.add_node("n1")
-    await site.add_policy("all", forceReclaim=True)
-    await site.wait_for_virtual_node("n1")
-    await site.bind_pod("work", "n1", automountServiceAccountToken=False, requests={"cpu": "1"})
-    twin = await site.wait_for_twin("work")
-    await site.bind_pod("root", "n1", automountServiceAccountToken=False, hostNetwork=True)
+    await clusters.virtual.create(CLUSTER_BINDINGS, broken)
+    await clusters.add_node("n1")
+    await clusters.add_policy("all", forceReclaim=True)
+    await clusters.wait_for_virtual_node("n1")
+    await clusters.bind_pod("work", "n1", automountServiceAccountToken=False, requests={"cpu": "1"})
+    twin = await clusters.wait_for_twin("work")
+    await clusters.bind_pod("root", "n1", automountServiceAccountToken=False, hostNetwork=True)
     labelled = {field: twin["metadata"][field] for field in ("labels", "annotations")}
     double = {"containers": [{"name": "c", "image": "none"}], "terminationGracePeriodSeconds": 0}
-    place = {**labelled, "name": "double", "namespace": site.mount}
-    await site.physical.create(PODS, new_object("Pod", place, spec=double))
-    await wait_until_gone(site.physical, PODS, "double", site.mount)
+    place = {**labelled, "name": "double", "namespace": clusters.mount}
+    await clusters.physical.create(PODS, new_object("Pod", place, spec=double))
+    await wait_until_gone(clusters.physical, PODS, "double", clusters.mount)
     for mark in ("now", None):
         marked = {"metadata": {"annotations": {keys.RECLAIM: mark}}}
-        await site.physical.patch(NAMESPACES, object_named(site.mount), marked)
+        await clusters.physical.patch(NAMESPACES, object_named(clusters.mount), marked)
         if mark:
-            await site.wait_until_pod_is_gone("work")
-    await site.wait_for_virtual_node("n1", untainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
-    await site.virtual.patch(LEASES, object_named("tapestry-manager", SYSTEM), {"spec": {"holderIdentity": "thief"}})
+            await clusters.wait_until_pod_is_gone("work")
+    await clusters.wait_for_virtual_node("n1", untainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
+    await clusters.virtual.patch(
+        LEASES, object_named("tapestry-manager", SYSTEM), {"spec": {"holderIdentity": "thief"}}
+    )
     physical.kill()
-    await site.bind_pod("late", "n1", automountServiceAccountToken=False)
+    await clusters.bind_pod("late", "n1", automountServiceAccountToken=False)
 
 
 PROVOKED = (
@@ -143,7 +145,7 @@ async def test_series_of_the_alert_tests_are_real(tmp_path: Path, tmp_path_facto
         processes.callback(physical.kill)
         for plane in (virtual, physical):
             await install_kinds(plane)
-        async with bound_clusters(virtual, physical, tmp_path, name="east") as site:
+        async with bound_clusters(virtual, physical, tmp_path, name="east") as clusters:
             access = f"--kubeconfig={virtual.kubeconfig}"
             addresses = [
                 processes.enter_context(running(tmp_path, "manager", "manager", access)),
@@ -152,8 +154,8 @@ async def test_series_of_the_alert_tests_are_real(tmp_path: Path, tmp_path_facto
                     running(tmp_path, "syncer", "syncer", "--binding=east", access, TAPESTRY_CHECK_SECONDS="1")
                 ),
             ]
-            before = await healthy_pages(site, addresses)
-            await cause_faults(site, physical)
+            before = await healthy_pages(clusters, addresses)
+            await cause_faults(clusters, physical)
             unobserved = dict(trends)
             with suppress(TimeoutError):
                 async with asyncio.timeout(SECONDS):
@@ -169,9 +171,9 @@ async def test_series_of_the_alert_tests_are_real(tmp_path: Path, tmp_path_facto
             assert (missing, unobserved) == (set(), {})
 
 
-async def healthy_pages(site: BoundClusters, addresses: list[str]) -> dict[str, float]:
+async def healthy_pages(clusters: BoundClusters, addresses: list[str]) -> dict[str, float]:
     """Return the series of all processes once the manager leads and the syncer is connected."""
-    await site.wait_for_binding(lambda binding: is_condition_true(binding, "Ready"))
+    await clusters.wait_for_binding(lambda binding: is_condition_true(binding, "Ready"))
     async with asyncio.timeout(SECONDS):
         while True:
             found = await pages(addresses)

@@ -56,22 +56,22 @@ async def test_full_disk_loses_no_acknowledged_write_and_writes_resume(
     ballast.write_bytes(bytes(4_500_000))
     with OwnServer(small_disk / "data", "--controllers", "none") as server:
         async with session_for(server) as session:
-            hand = ServerClient(server, session)
+            api = ServerClient(server, session)
             acknowledged = set()
             for number in range(MOST):
-                status, found = await hand.create(f"c{number}")
+                status, found = await api.create(f"c{number}")
                 if status != 201:
                     break
                 acknowledged.add(f"c{number}")
             assert status >= 500, "the disk never filled"
             assert "nothing was written" in str(found["message"])
-            assert await hand.names() == acknowledged
-            assert (await hand.ask("PUT", f"{PATH}/c0", {"metadata": {"name": "c0"}, "data": {"k": "w" * 60_000}}))[
+            assert await api.names() == acknowledged
+            assert (await api.ask("PUT", f"{PATH}/c0", {"metadata": {"name": "c0"}, "data": {"k": "w" * 60_000}}))[
                 0
             ] >= 500
             ballast.unlink()
-            assert (await hand.create("after", 10))[0] == 201
-            assert await hand.names() == {*acknowledged, "after"}
+            assert (await api.create("after", 10))[0] == 201
+            assert await api.names() == {*acknowledged, "after"}
         server.kill()
         server.start()
         async with session_for(server) as session:

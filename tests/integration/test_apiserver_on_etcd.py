@@ -95,10 +95,10 @@ async def test_node_reads_references_of_pod_from_another_server(etcd: Etcd, tmp_
         spec = {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}], "imagePullSecrets": [{"name": "mine"}]}
         await one.made(pods, {"metadata": {"name": "p"}, "spec": spec})
         await two("GET", f"{pods}/p")  # from now on the server has seen the pod
-        for hand in (one.being(user), two.being(user)):
-            assert (await hand("GET", f"{secrets}/mine"))[0] == 200
-            assert (await hand("GET", f"{secrets}/other"))[0] == 403
-            assert (await hand("DELETE", "/api/v1/nodes/n2"))[0] == 403
+        for api in (one.being(user), two.being(user)):
+            assert (await api("GET", f"{secrets}/mine"))[0] == 200
+            assert (await api("GET", f"{secrets}/other"))[0] == 403
+            assert (await api("DELETE", "/api/v1/nodes/n2"))[0] == 403
 
 
 async def test_acknowledged_writes_are_visible_at_the_other_server(etcd: Etcd, tmp_path: Path) -> None:
@@ -173,29 +173,29 @@ async def test_concurrent_increments_at_two_servers_are_not_lost(etcd: Etcd, tmp
     async with two_servers(tmp_path, etcd.url, "/increments") as (one, other):
         await one.made(CONFIGMAPS, new_map("m", n="0"))
 
-        async def increment(hand: ServerClient) -> None:
+        async def increment(api: ServerClient) -> None:
             status = 409
             while status == 409:
-                _, found = await hand("GET", f"{CONFIGMAPS}/m")
+                _, found = await api("GET", f"{CONFIGMAPS}/m")
                 data = {"n": str(int(found["data"]["n"]) + 1)}
-                status, _ = await hand("PUT", f"{CONFIGMAPS}/m", {**found, "data": data})
+                status, _ = await api("PUT", f"{CONFIGMAPS}/m", {**found, "data": data})
             assert status == 200
 
         async with asyncio.TaskGroup() as group:
             for _ in range(8):
                 group.create_task(increment(one))
                 group.create_task(increment(other))
-        for hand in (one, other):
-            assert (await hand("GET", f"{CONFIGMAPS}/m"))[1]["data"] == {"n": "16"}
+        for api in (one, other):
+            assert (await api("GET", f"{CONFIGMAPS}/m"))[1]["data"] == {"n": "16"}
 
 
 async def test_concurrent_patches_without_a_version_are_all_applied(etcd: Etcd, tmp_path: Path) -> None:
     async with two_servers(tmp_path, etcd.url, "/patches") as (one, other):
         await one.made(CONFIGMAPS, new_map("m"))
 
-        async def patch(hand: ServerClient, number: int) -> None:
+        async def patch(api: ServerClient, number: int) -> None:
             body = {"data": {f"k{number}": "x"}}
-            status, _ = await hand("PATCH", f"{CONFIGMAPS}/m", body, kind="application/merge-patch+json")
+            status, _ = await api("PATCH", f"{CONFIGMAPS}/m", body, kind="application/merge-patch+json")
             assert status == 200
 
         async with asyncio.TaskGroup() as group:
@@ -208,23 +208,23 @@ async def test_server_answers_503_until_etcd_returns(
     kube_assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Etcd(kube_assets, tmp_path) as etcd:
-        async with new_server(tmp_path / "own", Servers(servers=[etcd.url])) as hand:
-            await hand.made(CONFIGMAPS, new_map("kept"))
+        async with new_server(tmp_path / "own", Servers(servers=[etcd.url])) as api:
+            await api.made(CONFIGMAPS, new_map("kept"))
             etcd.kill()
             with monkeypatch.context() as hurried:
                 hurried.setattr("tapestry.apiserver.storage.etcd.store.READ_TIMEOUT", 1.0)
                 status, body = 504, {}
                 while status == 504:  # requests in flight when etcd died
-                    status, body = await hand("POST", CONFIGMAPS, new_map("lost"))
+                    status, body = await api("POST", CONFIGMAPS, new_map("lost"))
                 assert (status, body["reason"]) == (503, "ServiceUnavailable")
                 assert f"etcd at {etcd.url}" in body["message"]
-                assert (await hand("GET", f"{CONFIGMAPS}/kept"))[0] == 503
-                assert (await hand("GET", CONFIGMAPS, resourceVersion="0"))[0] == 200
+                assert (await api("GET", f"{CONFIGMAPS}/kept"))[0] == 503
+                assert (await api("GET", CONFIGMAPS, resourceVersion="0"))[0] == 200
             await asyncio.to_thread(etcd.start)
             while status == 503:
-                status, _ = await hand("GET", f"{CONFIGMAPS}/kept")
+                status, _ = await api("GET", f"{CONFIGMAPS}/kept")
             assert status == 200
-            assert (await hand("GET", f"{CONFIGMAPS}/lost"))[0] == 404
+            assert (await api("GET", f"{CONFIGMAPS}/lost"))[0] == 404
 
 
 async def test_apiserver_command_serves_and_keeps_data_in_etcd(etcd: Etcd, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def classes_of(error: ApiError) -> list[Callable[[ApiError], bool]]:
     return [each for each in CLASSES if each(error)]
 
 
-async def test_rejections_by_admission_are_told_apart(client: Client, namespace: str) -> None:
+async def test_rejections_by_admission_are_distinguished(client: Client, namespace: str) -> None:
     missing = await rejection(client, PODS, new_pod(namespace, priorityClassName="no-such-class"))
     assert classes_of(missing) == [is_priority_class_missing]
     hard = {"hard": {"configmaps": "0"}}

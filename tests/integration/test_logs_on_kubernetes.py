@@ -65,45 +65,45 @@ async def kubelet(tmp_path: Path) -> AsyncIterator[FakeKubelet]:
 
 
 @asynccontextmanager
-async def running_pod(site: BoundClusters, kubelet: FakeKubelet) -> AsyncIterator[str]:
+async def running_pod(clusters: BoundClusters, kubelet: FakeKubelet) -> AsyncIterator[str]:
     """Run a syncer and a pod on a virtual node.  Yield the name of the pod."""
-    node = f"{site.name}-n1"
-    await site.add_node(node)
+    node = f"{clusters.name}-n1"
+    await clusters.add_node(node)
     addresses = [{"type": "InternalIP", "address": LOOPBACK}]
     endpoints = {"kubeletEndpoint": {"Port": kubelet.port}}
     status = {"addresses": addresses, "daemonEndpoints": endpoints}
-    await site.physical.patch(NODES, object_named(node), {"status": status}, subresource="status")
-    await site.add_policy("all")
-    with site.syncer(kubelet_address=f"{LOOPBACK}:0"):
-        await site.wait_for_virtual_node(node)
-        pod = await site.run_pod("web", node)
+    await clusters.physical.patch(NODES, object_named(node), {"status": status}, subresource="status")
+    await clusters.add_policy("all")
+    with clusters.syncer(kubelet_address=f"{LOOPBACK}:0"):
+        await clusters.wait_for_virtual_node(node)
+        pod = await clusters.run_pod("web", node)
         started = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
         container = {"name": "c", "image": "none", "imageID": "", "ready": True, "restartCount": 0, "state": started}
-        await site.set_twin_status("web", phase="Running", containerStatuses=[container])
-        await site.wait_for_pod("web", lambda found: value_at(found, "status", "phase") == "Running")
+        await clusters.set_twin_status("web", phase="Running", containerStatuses=[container])
+        await clusters.wait_for_pod("web", lambda found: value_at(found, "status", "phase") == "Running")
         yield name_of(pod)
 
 
-async def read(site: BoundClusters, pod: str, **query: str) -> bytes:
-    async with pod_log(site.virtual, pod, "default", query) as chunks:
+async def read(clusters: BoundClusters, pod: str, **query: str) -> bytes:
+    async with pod_log(clusters.virtual, pod, "default", query) as chunks:
         return b"".join([chunk async for chunk in chunks])
 
 
 @also_mixed
-async def test_pod_log_is_the_log_of_its_twin(site: BoundClusters, kubelet: FakeKubelet) -> None:
-    async with running_pod(site, kubelet) as pod:
-        assert await read(site, pod, container="c", tailLines="5", timestamps="true") == b"this is c\n"
+async def test_pod_log_is_the_log_of_its_twin(clusters: BoundClusters, kubelet: FakeKubelet) -> None:
+    async with running_pod(clusters, kubelet) as pod:
+        assert await read(clusters, pod, container="c", tailLines="5", timestamps="true") == b"this is c\n"
         ((twin, query),) = kubelet.requests
-        assert twin == await site.twin_name("web")
+        assert twin == await clusters.twin_name("web")
         assert {key: query[key] for key in ("tailLines", "timestamps")} == {"tailLines": "5", "timestamps": "true"}
         with pytest.raises(BadRequest, match=f'no container before that in pod "{pod}"'):
-            await read(site, pod, previous="true")
+            await read(clusters, pod, previous="true")
 
 
 @also_mixed
-async def test_log_is_followed_until_the_reader_disconnects(site: BoundClusters, kubelet: FakeKubelet) -> None:
-    async with running_pod(site, kubelet) as pod:
-        async with pod_log(site.virtual, pod, "default", {"follow": "true"}) as chunks:
+async def test_log_is_followed_until_the_reader_disconnects(clusters: BoundClusters, kubelet: FakeKubelet) -> None:
+    async with running_pod(clusters, kubelet) as pod:
+        async with pod_log(clusters.virtual, pod, "default", {"follow": "true"}) as chunks:
             assert await anext(chunks) == b"this is c\n"
             kubelet.lines.put_nowait(b"and now\n")
             assert await anext(chunks) == b"and now\n"
@@ -113,26 +113,26 @@ async def test_log_is_followed_until_the_reader_disconnects(site: BoundClusters,
 
 
 async def test_kubectl_logs_prints_the_log_or_the_reason(
-    site: BoundClusters, kubelet: FakeKubelet, kubectl: Kubectl
+    clusters: BoundClusters, kubelet: FakeKubelet, kubectl: Kubectl
 ) -> None:
-    async with running_pod(site, kubelet) as pod:
+    async with running_pod(clusters, kubelet) as pod:
         assert await asyncio.to_thread(kubectl, "logs", pod) == "this is c\n"
         cordon = {"spec": {"unschedulable": True}}
-        await site.physical.patch(NODES, object_named(f"{site.name}-n1"), cordon)
-        await site.wait_for_virtual_node(f"{site.name}-n1", tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT))
-        await site.bind_pod("late", f"{site.name}-n1")
-        await site.wait_for_pod("late", lambda found: bool(value_at(found, "status", "conditions")))
-        with pytest.raises(ApiError, match=f"`tapestry explain pod default/{site.name}-late` explains why"):
-            await read(site, f"{site.name}-late")
+        await clusters.physical.patch(NODES, object_named(f"{clusters.name}-n1"), cordon)
+        await clusters.wait_for_virtual_node(f"{clusters.name}-n1", tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT))
+        await clusters.bind_pod("late", f"{clusters.name}-n1")
+        await clusters.wait_for_pod("late", lambda found: bool(value_at(found, "status", "conditions")))
+        with pytest.raises(ApiError, match=f"`tapestry explain pod default/{clusters.name}-late` explains why"):
+            await read(clusters, f"{clusters.name}-late")
 
 
 async def test_virtual_cluster_authorizes_requests_to_its_nodes(
-    site: BoundClusters, kubelet: FakeKubelet, virtual_plane: Plane
+    clusters: BoundClusters, kubelet: FakeKubelet, virtual_plane: Plane
 ) -> None:
-    await give(site.virtual, SERVICE_ACCOUNTS, object_named("curious", "default"))
-    curious = (await site.virtual.request_token("curious", "default"))["token"]
-    async with running_pod(site, kubelet) as pod:
-        node = await site.virtual.get(NODES, site.above(f"{site.name}-n1"))
+    await give(clusters.virtual, SERVICE_ACCOUNTS, object_named("curious", "default"))
+    curious = (await clusters.virtual.request_token("curious", "default"))["token"]
+    async with running_pod(clusters, kubelet) as pod:
+        node = await clusters.virtual.get(NODES, clusters.above(f"{clusters.name}-n1"))
         url = f"{kubelet_of(node)}/containerLogs/default/{pod}/c"
         assert [await code(url, token) for token in ("", curious, virtual_plane.token)] == [401, 403, 200]
 

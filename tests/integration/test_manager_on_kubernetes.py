@@ -55,7 +55,7 @@ from tapestry.local.kubernetes import free_ports
 from tapestry.manager.installation import METRICS_READER_ROLE, TOKENS_ROLE, installation_objects, management_objects
 
 from ..conftest import Kubectl
-from .bound_clusters import lends, new_pod, ready, wait_until, wait_until_gone
+from .bound_clusters import allocatable_is, new_pod, ready, wait_until, wait_until_gone
 from .forked import ForkedTapestry
 from .planes import Plane, Start
 
@@ -472,7 +472,7 @@ async def lease_node(world: World) -> None:
     amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
     status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready("True")]}
     await world.physical.patch(NODES, object_named("n1"), {"status": status}, subresource="status")
-    await wait_until(world.virtual, NODES, "vnode-apart-n1", lends(cpu="4"))
+    await wait_until(world.virtual, NODES, "vnode-apart-n1", allocatable_is(cpu="4"))
 
 
 async def sync_pod(world: World, name: str) -> None:

@@ -36,10 +36,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environment(project: Path) -> dict[str, str]:
     """Return an environment in which the project is installed, apart from the environment of these tests."""
-    site = project.parent / "site"
+    packages = project.parent / "packages"
     pip = (sys.executable, "-m", "pip", "--quiet", "install", "--no-deps", "--no-build-isolation")
-    run(*pip, "--target", site, project)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+    run(*pip, "--target", packages, project)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])}
 
 
 def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:

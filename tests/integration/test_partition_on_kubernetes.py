@@ -71,21 +71,21 @@ def evicts(node: Object) -> bool:
     return any((taint["key"], taint["effect"]) == (UNREACHABLE, "NoExecute") for taint in taints)
 
 
-async def trusted_node(site: BoundClusters) -> str:
+async def trusted_node(clusters: BoundClusters) -> str:
     """Wait until the virtual cluster considers the virtual node ready and return its name."""
-    node = f"{site.name}-n1"
-    await site.wait_for_virtual_node(
+    node = f"{clusters.name}-n1"
+    await clusters.wait_for_virtual_node(
         node,
         lambda found: readiness(found) == "True" and untainted(NOT_READY)(found) and untainted(UNREACHABLE)(found),
     )
     return node
 
 
-async def bind_pods(site: BoundClusters, node: str, toleration_seconds: dict[str, int]) -> None:
+async def bind_pods(clusters: BoundClusters, node: str, toleration_seconds: dict[str, int]) -> None:
     """Create pods with the given toleration seconds and no grace period."""
     for name, seconds in toleration_seconds.items():
-        await site.bind_pod(name, node, tolerations=tolerations_for(seconds), terminationGracePeriodSeconds=0)
-    await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == len(toleration_seconds))
+        await clusters.bind_pod(name, node, tolerations=tolerations_for(seconds), terminationGracePeriodSeconds=0)
+    await clusters.wait_for_binding(lambda found: value_at(found, "status", "pods") == len(toleration_seconds))
 
 
 @only_on_kubernetes(NODE_LIFECYCLE)
@@ -115,9 +115,9 @@ async def test_safety_rule_3_silent_cluster_loses_pods_only_under_evict(
         bound_clusters(watchful_plane, frail_plane, folders[1], name=names[1], onPartition="Evict") as evicted,
         bound_clusters(watchful_plane, physical_plane, folders[2], name=names[2]) as reachable,
     ):
-        for site in (held, evicted, reachable):
-            await site.add_node(f"{site.name}-n1")
-            await site.add_policy("all")
+        for clusters in (held, evicted, reachable):
+            await clusters.add_node(f"{clusters.name}-n1")
+            await clusters.add_policy("all")
         # kube-controller-manager evicts no pod if all nodes are unreachable.
         with reachable.syncer(), evicted.syncer(**settings):
             await trusted_node(reachable)
@@ -162,20 +162,20 @@ async def test_safety_rule_8_unbinding_waits_for_cleanup_of_a_silent_cluster(
 ) -> None:
     """A cluster that never answers again needs a forced unbinding, which the manager tests cover."""
     await install_kinds(frail_plane)
-    async with bound_clusters(watchful_plane, frail_plane, tmp_path, unbindGraceSeconds=0) as site:
-        await site.add_node(f"{site.name}-n1")
-        await site.add_policy("all")
-        await site.add_policy("owners", below=True)
-        with site.syncer(silence_seconds="4") as process:
-            await bind_pods(site, await trusted_node(site), {"one": 3600})
-            await site.wait_for_twin("one")
-            await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
+    async with bound_clusters(watchful_plane, frail_plane, tmp_path, unbindGraceSeconds=0) as clusters:
+        await clusters.add_node(f"{clusters.name}-n1")
+        await clusters.add_policy("all")
+        await clusters.add_policy("owners", below=True)
+        with clusters.syncer(silence_seconds="4") as process:
+            await bind_pods(clusters, await trusted_node(clusters), {"one": 3600})
+            await clusters.wait_for_twin("one")
+            await clusters.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
             frail_plane.pause()
-            await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
-            await wait_until_gone(site.virtual, PODS, f"{site.name}-one", "default")
-            await site.wait_until_virtual_node_is_gone(f"{site.name}-n1")
-            assert has_deletion_timestamp(await site.wait_for_binding(bool))
+            await clusters.virtual.delete(CLUSTER_BINDINGS, object_named(clusters.name))
+            await wait_until_gone(clusters.virtual, PODS, f"{clusters.name}-one", "default")
+            await clusters.wait_until_virtual_node_is_gone(f"{clusters.name}-n1")
+            assert has_deletion_timestamp(await clusters.wait_for_binding(bool))
             frail_plane.resume()
-            await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name, timeout=60)
+            await wait_until_gone(clusters.virtual, CLUSTER_BINDINGS, clusters.name, timeout=60)
             assert await wait_for_exit(process) == 0
-        assert await site.physical.list(PODS, site.mount) == []
+        assert await clusters.physical.list(PODS, clusters.mount) == []

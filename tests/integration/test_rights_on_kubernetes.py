@@ -106,7 +106,7 @@ def as_user(name: str, *groups: str, **more: str) -> Headers:
 
 BOB = as_user("rights-bob", "devs", "system:authenticated")
 DAVE = as_user("rights-dave", "system:authenticated")
-NOBODY = as_user("system:anonymous")
+ANONYMOUS = as_user("system:anonymous")
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,10 @@ REQUESTS: Mapping[str, Ask] = {
     "a change of subjects": Ask("PATCH", f"{BINDINGS}/rights-carol", {"subjects": []}, BOB, MERGE),
     "no right to write roles": post(ROLES, role("r9"), as_user("rights-eve")),
     "masked by those who may not": Ask("GET", "/api/v1/pods", None, as_user("rights-eve")),
-    "anonymous pods": Ask("GET", "/api/v1/pods", None, NOBODY),
-    "anonymous paths": Ask("GET", "/api", None, NOBODY),
-    "anonymous version": Ask("GET", "/healthz", None, NOBODY),
-    "anonymous whoami": Ask("POST", WHOAMI, {}, NOBODY),
+    "anonymous pods": Ask("GET", "/api/v1/pods", None, ANONYMOUS),
+    "anonymous paths": Ask("GET", "/api", None, ANONYMOUS),
+    "anonymous version": Ask("GET", "/healthz", None, ANONYMOUS),
+    "anonymous whoami": Ask("POST", WHOAMI, {}, ANONYMOUS),
     "metrics for everybody": Ask("GET", "/metrics", None, as_user("rights-eve")),
     "a path that is none": Ask("GET", "/nowhere", None, as_user("rights-eve")),
     "a subresource": Ask("GET", "/api/v1/namespaces/default/pods/p/log", None, as_user("rights-eve")),

@@ -21,26 +21,26 @@ def physical_plane(attended_plane: Plane) -> Plane:
     return attended_plane
 
 
-async def binding_at(site: BoundClusters) -> Binding:
-    system = await site.virtual.get(NAMESPACES, "kube-system")
-    return binding_of(await site.virtual.get(CLUSTER_BINDINGS, site.name), uid_of(system))
+async def binding_at(clusters: BoundClusters) -> Binding:
+    system = await clusters.virtual.get(NAMESPACES, "kube-system")
+    return binding_of(await clusters.virtual.get(CLUSTER_BINDINGS, clusters.name), uid_of(system))
 
 
-async def add_namespace(site: BoundClusters, name: str = "team") -> str:
-    namespace = f"{site.name}-{name}"
-    await give(site.virtual, NAMESPACES, new_object("Namespace", {"name": namespace}))
+async def add_namespace(clusters: BoundClusters, name: str = "team") -> str:
+    namespace = f"{clusters.name}-{name}"
+    await give(clusters.virtual, NAMESPACES, new_object("Namespace", {"name": namespace}))
     return namespace
 
 
-async def add_service(site: BoundClusters, namespace: str, name: str = "shop", **spec: Any) -> Object:
+async def add_service(clusters: BoundClusters, namespace: str, name: str = "shop", **spec: Any) -> Object:
     given = {"selector": {"app": name}, "ports": [PORT], **spec}
-    return await site.virtual.create(SERVICES, {**object_named(name, namespace), "spec": given})
+    return await clusters.virtual.create(SERVICES, {**object_named(name, namespace), "spec": given})
 
 
-async def add_slice(site: BoundClusters, namespace: str, *addresses: str, name: str = "shop") -> Object:
+async def add_slice(clusters: BoundClusters, namespace: str, *addresses: str, name: str = "shop") -> Object:
     metadata = {"name": f"{name}-1", "namespace": namespace, "labels": {SERVICE_NAME: name}}
     content = {"addressType": "IPv4", "endpoints": endpoints(*addresses), "ports": [{"name": "http", "port": 8080}]}
-    return await site.virtual.create(
+    return await clusters.virtual.create(
         ENDPOINT_SLICES, new_object("EndpointSlice", metadata, ENDPOINT_SLICES.api_version, **content)
     )
 
@@ -53,46 +53,50 @@ def endpoints(*addresses: str) -> list[Object]:
     ]
 
 
-async def wait_for_slices(site: BoundClusters, *addresses: str) -> list[Object]:
+async def wait_for_slices(clusters: BoundClusters, *addresses: str) -> list[Object]:
     """Wait until our EndpointSlices in the physical cluster have exactly these addresses."""
 
     def have(slices: list[Object]) -> bool:
         found = [each for slice in slices for endpoint in slice["endpoints"] or () for each in endpoint["addresses"]]
         return sorted(found) == sorted(addresses)
 
-    return await wait_for_all(site.physical, ENDPOINT_SLICES, site.mount, have, labels=f"{SLICE_MANAGER}=tapestry")
+    return await wait_for_all(
+        clusters.physical, ENDPOINT_SLICES, clusters.mount, have, labels=f"{SLICE_MANAGER}=tapestry"
+    )
 
 
-async def test_service_copy_is_cluster_internal_and_follows_changes(site: BoundClusters) -> None:
-    namespace = await add_namespace(site)
-    await site.set_binding(serviceNamespaces=[namespace])
-    service = await add_service(site, namespace, type="LoadBalancer", externalIPs=["192.0.2.1"])
+async def test_service_copy_is_cluster_internal_and_follows_changes(clusters: BoundClusters) -> None:
+    namespace = await add_namespace(clusters)
+    await clusters.set_binding(serviceNamespaces=[namespace])
+    service = await add_service(clusters, namespace, type="LoadBalancer", externalIPs=["192.0.2.1"])
     assert service["spec"]["ports"][0]["nodePort"]
-    await add_slice(site, namespace, "10.1.0.1", "10.1.0.2")
-    name = twin_service_name(service, await binding_at(site))
-    with site.syncer():
-        twin = await wait_until(site.physical, SERVICES, name, bool, site.mount)
+    await add_slice(clusters, namespace, "10.1.0.1", "10.1.0.2")
+    name = twin_service_name(service, await binding_at(clusters))
+    with clusters.syncer():
+        twin = await wait_until(clusters.physical, SERVICES, name, bool, clusters.mount)
         assert twin["spec"]["type"] == "ClusterIP"
         assert twin["spec"]["ports"] == [PORT]
         assert not {"externalIPs", "selector", "loadBalancerClass", "healthCheckNodePort"} & twin["spec"].keys()
-        [slice] = await wait_for_slices(site, "10.1.0.1", "10.1.0.2")
+        [slice] = await wait_for_slices(clusters, "10.1.0.1", "10.1.0.2")
         assert labels_of(slice)[SERVICE_NAME] == name
         assert [sorted(each) for each in slice["endpoints"]] == [["addresses", "conditions"]] * 2
 
-        await site.virtual.patch(
+        await clusters.virtual.patch(
             ENDPOINT_SLICES, object_named("shop-1", namespace), {"endpoints": endpoints("10.1.0.3")}
         )
-        await wait_for_slices(site, "10.1.0.3")
-        await site.virtual.patch(ENDPOINT_SLICES, object_named("shop-1", namespace), {"endpoints": []})
-        await wait_for_slices(site)
+        await wait_for_slices(clusters, "10.1.0.3")
+        await clusters.virtual.patch(ENDPOINT_SLICES, object_named("shop-1", namespace), {"endpoints": []})
+        await wait_for_slices(clusters)
         other = {**PORT, "port": 81}
-        await site.virtual.patch(SERVICES, object_named("shop", namespace), {"spec": {"ports": [other]}})
-        await wait_until(site.physical, SERVICES, name, lambda found: found["spec"]["ports"] == [other], site.mount)
-        await site.virtual.delete(SERVICES, object_named("shop", namespace))
-        await wait_until_gone(site.physical, SERVICES, name, site.mount)
-        await wait_for_slices(site)
+        await clusters.virtual.patch(SERVICES, object_named("shop", namespace), {"spec": {"ports": [other]}})
+        await wait_until(
+            clusters.physical, SERVICES, name, lambda found: found["spec"]["ports"] == [other], clusters.mount
+        )
+        await clusters.virtual.delete(SERVICES, object_named("shop", namespace))
+        await wait_until_gone(clusters.physical, SERVICES, name, clusters.mount)
+        await wait_for_slices(clusters)
     # Defaults that the server adds cause no further write.
-    done = [each for each in site.writes() if each.get("namespace") == site.mount]
+    done = [each for each in clusters.writes() if each.get("namespace") == clusters.mount]
     made = [(each["verb"], each["resource"]) for each in done]
     slices = ENDPOINT_SLICES.name
     assert sorted(made) == sorted(
@@ -103,20 +107,22 @@ async def test_service_copy_is_cluster_internal_and_follows_changes(site: BoundC
     )
 
 
-async def test_twin_host_aliases_have_physical_service_addresses(site: BoundClusters) -> None:
-    namespace = await add_namespace(site)
-    await site.set_binding(serviceNamespaces=[namespace])
-    service = await add_service(site, namespace)
-    node = f"{site.name}-n1"
-    await site.add_node(node)
-    await site.add_policy("all")
-    with site.syncer():
-        await site.wait_for_virtual_node(node)
-        pod = new_pod("work", site.above(node))
-        await site.virtual.create(PODS, {**pod, "metadata": {"name": "work", "namespace": namespace}})
+async def test_twin_host_aliases_have_physical_service_addresses(clusters: BoundClusters) -> None:
+    namespace = await add_namespace(clusters)
+    await clusters.set_binding(serviceNamespaces=[namespace])
+    service = await add_service(clusters, namespace)
+    node = f"{clusters.name}-n1"
+    await clusters.add_node(node)
+    await clusters.add_policy("all")
+    with clusters.syncer():
+        await clusters.wait_for_virtual_node(node)
+        pod = new_pod("work", clusters.above(node))
+        await clusters.virtual.create(PODS, {**pod, "metadata": {"name": "work", "namespace": namespace}})
         ours = f"{keys.VIRTUAL_NAMESPACE}={namespace}"
-        [twin] = await wait_for_all(site.physical, PODS, site.mount, bool, labels=ours)
-        below = await site.physical.get(SERVICES, twin_service_name(service, await binding_at(site)), site.mount)
+        [twin] = await wait_for_all(clusters.physical, PODS, clusters.mount, bool, labels=ours)
+        below = await clusters.physical.get(
+            SERVICES, twin_service_name(service, await binding_at(clusters)), clusters.mount
+        )
         names = [f"shop{domain}" for domain in ("", f".{namespace}", f".{namespace}.svc")]
         assert below["spec"]["clusterIP"] != service["spec"]["clusterIP"]
         assert twin["spec"]["hostAliases"] == [
@@ -124,28 +130,30 @@ async def test_twin_host_aliases_have_physical_service_addresses(site: BoundClus
         ]
 
 
-async def test_service_copies_follow_namespaces_and_stay_headless(site: BoundClusters) -> None:
-    first, second = [await add_namespace(site, name) for name in ("first", "second")]
+async def test_service_copies_follow_namespaces_and_stay_headless(clusters: BoundClusters) -> None:
+    first, second = [await add_namespace(clusters, name) for name in ("first", "second")]
     for namespace in (first, second):
-        await add_service(site, namespace, clusterIP="None")
-    selector = f"{keys.CLUSTER_BINDING}={site.name}"
+        await add_service(clusters, namespace, clusterIP="None")
+    selector = f"{keys.CLUSTER_BINDING}={clusters.name}"
 
     async def wait_for_namespaces(*namespaces: str) -> list[Object]:
         def have(found: list[Object]) -> bool:
             return sorted(labels_of(each)[keys.VIRTUAL_NAMESPACE] for each in found) == sorted(namespaces)
 
-        return await wait_for_all(site.physical, SERVICES, site.mount, have, labels=selector)
+        return await wait_for_all(clusters.physical, SERVICES, clusters.mount, have, labels=selector)
 
-    with site.syncer():
-        await site.set_binding(serviceNamespaces=[first])
+    with clusters.syncer():
+        await clusters.set_binding(serviceNamespaces=[first])
         [headless] = await wait_for_namespaces(first)
         assert headless["spec"]["clusterIP"] == "None"
-        await site.set_binding(serviceNamespaces=[first, second])
+        await clusters.set_binding(serviceNamespaces=[first, second])
         await wait_for_namespaces(first, second)
-        await site.virtual.delete(SERVICES, object_named("shop", first))
-        made = await add_service(site, first)
-        name = twin_service_name(made, await binding_at(site))
+        await clusters.virtual.delete(SERVICES, object_named("shop", first))
+        made = await add_service(clusters, first)
+        name = twin_service_name(made, await binding_at(clusters))
         another = lambda found: value_at(found, "spec", "clusterIP") != "None"  # noqa: E731
-        assert name_of(await wait_until(site.physical, SERVICES, name, another, site.mount)) == name_of(headless)
-        await site.set_binding(serviceNamespaces=[])
+        assert name_of(await wait_until(clusters.physical, SERVICES, name, another, clusters.mount)) == name_of(
+            headless
+        )
+        await clusters.set_binding(serviceNamespaces=[])
         await wait_for_namespaces()

@@ -75,7 +75,7 @@ POLL = 0.5
 class Stolen:
     """A running installation, and the token of the account of its syncer."""
 
-    site: BoundClusters
+    clusters: BoundClusters
     plane: Plane
     token: str
     manager_token: str
@@ -118,21 +118,21 @@ def running(log: Path, *command: object) -> Iterator[None]:
     assert "orbidden" not in log.read_text(), log.read_text()
 
 
-async def account_kubeconfig(site: BoundClusters, plane: Plane, account: str) -> tuple[str, Path]:
-    await wait_until(site.virtual, SERVICE_ACCOUNTS, account, bool, SYSTEM)
-    token = (await site.virtual.request_token(account, SYSTEM, seconds=3600))["token"]
-    return token, kubeconfig_with(plane, token, site.folder / f"{account}.kubeconfig")
+async def account_kubeconfig(clusters: BoundClusters, plane: Plane, account: str) -> tuple[str, Path]:
+    await wait_until(clusters.virtual, SERVICE_ACCOUNTS, account, bool, SYSTEM)
+    token = (await clusters.virtual.request_token(account, SYSTEM, seconds=3600))["token"]
+    return token, kubeconfig_with(plane, token, clusters.folder / f"{account}.kubeconfig")
 
 
 @asynccontextmanager
 async def installation(plane: Plane, physical: Plane, folder: Path) -> AsyncIterator[Stolen]:
-    async with bound_clusters(plane, physical, folder, name="east") as site:
-        manager_token, manager = await account_kubeconfig(site, plane, "tapestry-manager")
+    async with bound_clusters(plane, physical, folder, name="east") as clusters:
+        manager_token, manager = await account_kubeconfig(clusters, plane, "tapestry-manager")
         with running(folder / "manager.log", "manager", "--kubeconfig", manager):
-            token, syncer = await account_kubeconfig(site, plane, "tapestry-syncer-east")
+            token, syncer = await account_kubeconfig(clusters, plane, "tapestry-syncer-east")
             command = ["syncer", "--binding", "east", "--kubeconfig", syncer, "--leader-elect=true"]
             with running(folder / "syncer.log", *command):
-                yield Stolen(site, plane, token, manager_token)
+                yield Stolen(clusters, plane, token, manager_token)
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +150,9 @@ async def stolen(plane: Plane, physical_plane: Plane, tmp_path: Path) -> AsyncIt
         yield made
 
 
-async def add_targets(site: BoundClusters) -> str:
+async def add_targets(clusters: BoundClusters) -> str:
     """Create what attacks aim at. Return the UID of the binding west."""
-    virtual = site.virtual
+    virtual = clusters.virtual
     for namespace in ("team-a", "team-b"):
         await virtual.create(NAMESPACES, object_named(namespace))
         await virtual.create(CONFIGMAPS, {**object_named("settings", namespace), "data": {"mode": "a"}})
@@ -207,25 +207,27 @@ def new_working_pod() -> Object:
     return {**new_pod("work", NODE, **spec), "metadata": {"name": "work", "namespace": "team-a"}}
 
 
-async def mapped_pod(site: BoundClusters) -> Object:
+async def mapped_pod(clusters: BoundClusters) -> Object:
     """Create a pod of east that uses a Secret, a ConfigMap and a token, and wait until it has a twin."""
-    pod = await site.virtual.create(PODS, new_working_pod())
-    binding = await site.virtual.get(CLUSTER_BINDINGS, "east")
-    cluster = virtual_cluster_label(uid_of(await site.virtual.get(NAMESPACES, "kube-system")))
-    await wait_until(site.physical, PODS, physical_name(cluster, uid_of(binding), "team-a", "work"), bool, site.mount)
+    pod = await clusters.virtual.create(PODS, new_working_pod())
+    binding = await clusters.virtual.get(CLUSTER_BINDINGS, "east")
+    cluster = virtual_cluster_label(uid_of(await clusters.virtual.get(NAMESPACES, "kube-system")))
+    await wait_until(
+        clusters.physical, PODS, physical_name(cluster, uid_of(binding), "team-a", "work"), bool, clusters.mount
+    )
     return await wait_until(
-        site.virtual, PODS, name_of(pod), lambda obj: is_condition_true(obj, keys.MAPPED_CONDITION), "team-a"
+        clusters.virtual, PODS, name_of(pod), lambda obj: is_condition_true(obj, keys.MAPPED_CONDITION), "team-a"
     )
 
 
 async def test_stolen_token_gives_no_access_beyond_its_binding(stolen: Stolen) -> None:
-    site = stolen.site
-    west_uid = await add_targets(site)
-    await site.add_node("n1")
-    await site.wait_for_virtual_node("n1")
-    pod = await mapped_pod(site)
-    east = await site.wait_for_binding(lambda obj: is_condition_true(obj, "Restricted"))
-    await wait_until(site.virtual, LEASES, NODE, bool, NODE_LEASE_NAMESPACE)
+    clusters = stolen.clusters
+    west_uid = await add_targets(clusters)
+    await clusters.add_node("n1")
+    await clusters.wait_for_virtual_node("n1")
+    pod = await mapped_pod(clusters)
+    east = await clusters.wait_for_binding(lambda obj: is_condition_true(obj, "Restricted"))
+    await wait_until(clusters.virtual, LEASES, NODE, bool, NODE_LEASE_NAMESPACE)
     requests = attacks(uid_of(east), west_uid, NODE, uid_of(pod))
     statuses = await stolen.statuses(requests)
     assert [each for each in statuses if each[0] != 403] == []
@@ -295,7 +297,7 @@ async def approved_requests(stolen: Stolen) -> list[str]:
 
     The manager sees the requests in the order of their creation, so the approval of the last one ends the wait.
     """
-    virtual, east, west = stolen.site.virtual, "tapestry-syncer-east", "tapestry-syncer-west"
+    virtual, east, west = stolen.clusters.virtual, "tapestry-syncer-east", "tapestry-syncer-west"
     service = await wait_until(virtual, SERVICES, east, bool, SYSTEM)
     own = service_names(service)
     requests = {

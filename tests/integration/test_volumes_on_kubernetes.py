@@ -32,21 +32,21 @@ def physical_plane(attended_plane: Plane) -> Plane:
     return attended_plane
 
 
-async def binding_at(site: BoundClusters) -> Binding:
-    system = await site.virtual.get(NAMESPACES, "kube-system")
-    return binding_of(await site.virtual.get(CLUSTER_BINDINGS, site.name), uid_of(system))
+async def binding_at(clusters: BoundClusters) -> Binding:
+    system = await clusters.virtual.get(NAMESPACES, "kube-system")
+    return binding_of(await clusters.virtual.get(CLUSTER_BINDINGS, clusters.name), uid_of(system))
 
 
-async def add_claim(site: BoundClusters, source: Object, *, storage_class: str = "fast") -> str:
+async def add_claim(clusters: BoundClusters, source: Object, *, storage_class: str = "fast") -> str:
     """Create a claim and a volume of the same name that are bound to each other."""
-    name = f"{site.name}-data"
+    name = f"{clusters.name}-data"
     claim = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Gi"}},
         "storageClassName": storage_class,
         "volumeName": name,
     }
-    made = await site.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named(name, "default"), "spec": claim})
+    made = await clusters.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named(name, "default"), "spec": claim})
     reference = {"kind": "PersistentVolumeClaim", "namespace": "default", "name": name, "uid": uid_of(made)}
     volume = {
         "accessModes": ["ReadWriteOnce"],
@@ -56,9 +56,9 @@ async def add_claim(site: BoundClusters, source: Object, *, storage_class: str =
         "storageClassName": storage_class,
         **source,
     }
-    await site.virtual.create(PERSISTENT_VOLUMES, {**object_named(name), "spec": volume})
+    await clusters.virtual.create(PERSISTENT_VOLUMES, {**object_named(name), "spec": volume})
     status = {"phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
-    await site.virtual.patch(
+    await clusters.virtual.patch(
         PERSISTENT_VOLUME_CLAIMS, object_named(name, "default"), {"status": status}, subresource="status"
     )
     return name
@@ -68,20 +68,20 @@ def csi(**more: Any) -> Object:
     return {"csi": {"driver": DRIVER, "volumeHandle": "vol-1", "fsType": "ext4", **more}}
 
 
-async def lend(site: BoundClusters) -> str:
-    node = f"{site.name}-n1"
-    await site.add_node(node)
-    await site.add_policy("all")
+async def lend(clusters: BoundClusters) -> str:
+    node = f"{clusters.name}-n1"
+    await clusters.add_node(node)
+    await clusters.add_policy("all")
     return node
 
 
-async def bind_pod(site: BoundClusters, node: str, claim: str) -> None:
-    await site.wait_for_virtual_node(node)
-    await site.bind_pod("work", node, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": claim}}])
+async def bind_pod(clusters: BoundClusters, node: str, claim: str) -> None:
+    await clusters.wait_for_virtual_node(node)
+    await clusters.bind_pod("work", node, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": claim}}])
 
 
-async def wait_for_claim(site: BoundClusters, name: str, until: Any) -> Object:
-    return await wait_until(site.physical, PERSISTENT_VOLUME_CLAIMS, name, until, site.mount)
+async def wait_for_claim(clusters: BoundClusters, name: str, until: Any) -> Object:
+    return await wait_until(clusters.physical, PERSISTENT_VOLUME_CLAIMS, name, until, clusters.mount)
 
 
 def phase(wanted: str) -> Any:
@@ -89,42 +89,42 @@ def phase(wanted: str) -> Any:
 
 
 @pytest.mark.parametrize("storage_class", ["fast", ""])
-async def test_claim_copy_binds_grows_and_ends_with_last_pod(site: BoundClusters, storage_class: str) -> None:
-    await site.set_binding(allowedVolumes=ALLOWED)
-    secret = {"name": f"{site.name}-key", "namespace": "default"}
-    await site.virtual.create(SECRETS, {"metadata": secret, "stringData": {"k": "v"}})
-    claim = await add_claim(site, csi(nodeStageSecretRef=secret), storage_class=storage_class)
-    node, binding = await lend(site), await binding_at(site)
+async def test_claim_copy_binds_grows_and_ends_with_last_pod(clusters: BoundClusters, storage_class: str) -> None:
+    await clusters.set_binding(allowedVolumes=ALLOWED)
+    secret = {"name": f"{clusters.name}-key", "namespace": "default"}
+    await clusters.virtual.create(SECRETS, {"metadata": secret, "stringData": {"k": "v"}})
+    claim = await add_claim(clusters, csi(nodeStageSecretRef=secret), storage_class=storage_class)
+    node, binding = await lend(clusters), await binding_at(clusters)
     volume_below, claim_below = name_in_physical(binding, "", claim), name_in_physical(binding, "default", claim)
-    with site.syncer():
-        await bind_pod(site, node, claim)
-        twin = await site.wait_for_twin("work")
+    with clusters.syncer():
+        await bind_pod(clusters, node, claim)
+        twin = await clusters.wait_for_twin("work")
         mounted = next(each for each in twin["spec"]["volumes"] if each["name"] == "data")
         assert mounted["persistentVolumeClaim"]["claimName"] == claim_below
-        await wait_for_claim(site, claim_below, phase("Bound"))
-        volume = await wait_until(site.physical, PERSISTENT_VOLUMES, volume_below, phase("Bound"))
+        await wait_for_claim(clusters, claim_below, phase("Bound"))
+        volume = await wait_until(clusters.physical, PERSISTENT_VOLUMES, volume_below, phase("Bound"))
         assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
         reference = volume["spec"]["csi"]["nodeStageSecretRef"]
-        copy = await site.physical.get(SECRETS, reference["name"], reference["namespace"])
-        assert reference["namespace"] == site.mount
+        copy = await clusters.physical.get(SECRETS, reference["name"], reference["namespace"])
+        assert reference["namespace"] == clusters.mount
         assert copy["data"] == {"k": "dg=="}
 
-        await grow(site, claim)
+        await grow(clusters, claim)
         grown = lambda found: value_at(found, "spec", "capacity", "storage") == "2Gi"  # noqa: E731
-        await wait_until(site.physical, PERSISTENT_VOLUMES, volume_below, grown)
+        await wait_until(clusters.physical, PERSISTENT_VOLUMES, volume_below, grown)
         status = {"status": {"capacity": {"storage": "2Gi"}}}
-        below = object_named(claim_below, site.mount)
-        await site.physical.patch(PERSISTENT_VOLUME_CLAIMS, below, status, subresource="status")
+        below = object_named(claim_below, clusters.mount)
+        await clusters.physical.patch(PERSISTENT_VOLUME_CLAIMS, below, status, subresource="status")
         has_grown = lambda found: value_at(found, "status", "capacity", "storage") == "2Gi"  # noqa: E731
-        resized = await wait_until(site.virtual, PERSISTENT_VOLUME_CLAIMS, claim, has_grown, "default")
+        resized = await wait_until(clusters.virtual, PERSISTENT_VOLUME_CLAIMS, claim, has_grown, "default")
         assert not is_condition_true(resized, "FileSystemResizePending")
 
-        await site.virtual.delete(PODS, object_named(f"{site.name}-work", "default"))
-        await wait_until_gone(site.physical, PERSISTENT_VOLUME_CLAIMS, claim_below, site.mount)
-        await wait_until_gone(site.physical, PERSISTENT_VOLUMES, volume_below)
-        await wait_until_gone(site.physical, SECRETS, name_of(copy), site.mount)
-        await site.virtual.get(PERSISTENT_VOLUMES, claim)
-    done = [each for each in site.writes() if "persistentvolume" in each["resource"]]
+        await clusters.virtual.delete(PODS, object_named(f"{clusters.name}-work", "default"))
+        await wait_until_gone(clusters.physical, PERSISTENT_VOLUME_CLAIMS, claim_below, clusters.mount)
+        await wait_until_gone(clusters.physical, PERSISTENT_VOLUMES, volume_below)
+        await wait_until_gone(clusters.physical, SECRETS, name_of(copy), clusters.mount)
+        await clusters.virtual.get(PERSISTENT_VOLUMES, claim)
+    done = [each for each in clusters.writes() if "persistentvolume" in each["resource"]]
     made = [(each["verb"], each["resource"]) for each in done]
     assert made == [
         ("create", "persistentvolumes"),
@@ -136,12 +136,12 @@ async def test_claim_copy_binds_grows_and_ends_with_last_pod(site: BoundClusters
     ]
 
 
-async def grow(site: BoundClusters, claim: str) -> None:
+async def grow(clusters: BoundClusters, claim: str) -> None:
     """Grow the virtual claim and its volume as a resizer does."""
-    await site.virtual.patch(PERSISTENT_VOLUMES, object_named(claim), {"spec": {"capacity": {"storage": "2Gi"}}})
+    await clusters.virtual.patch(PERSISTENT_VOLUMES, object_named(claim), {"spec": {"capacity": {"storage": "2Gi"}}})
     pending = {"type": "FileSystemResizePending", "status": "True"}
     status = {"status": {"conditions": [pending], "allocatedResourceStatuses": {"storage": "NodeResizePending"}}}
-    await site.virtual.patch(PERSISTENT_VOLUME_CLAIMS, object_named(claim, "default"), status, subresource="status")
+    await clusters.virtual.patch(PERSISTENT_VOLUME_CLAIMS, object_named(claim, "default"), status, subresource="status")
 
 
 @pytest.mark.parametrize(
@@ -156,23 +156,25 @@ async def grow(site: BoundClusters, claim: str) -> None:
     ids=["hostPath", "nfs", "driver", "secret", "handle"],
 )
 async def test_disallowed_volume_is_not_copied_and_pod_has_reason(
-    site: BoundClusters, source: Object, why: str
+    clusters: BoundClusters, source: Object, why: str
 ) -> None:
-    await site.set_binding(allowedVolumes=ALLOWED, podSecurity="privileged")
-    claim = await add_claim(site, source)
-    node = await lend(site)
-    with site.syncer():
-        await bind_pod(site, node, claim)
+    await clusters.set_binding(allowedVolumes=ALLOWED, podSecurity="privileged")
+    claim = await add_claim(clusters, source)
+    node = await lend(clusters)
+    with clusters.syncer():
+        await bind_pod(clusters, node, claim)
 
         def decided(pod: Object) -> bool:
             return find_condition(value_at(pod, "status", "conditions"), keys.MAPPED_CONDITION) is not None
 
         found = (
-            find_condition((await site.wait_for_pod("work", decided))["status"]["conditions"], keys.MAPPED_CONDITION)
+            find_condition(
+                (await clusters.wait_for_pod("work", decided))["status"]["conditions"], keys.MAPPED_CONDITION
+            )
             or {}
         )
         assert (found["status"], found["reason"]) == ("False", "VolumeNotAllowed")
         assert found["message"].startswith(why)
-        assert await site.physical.list(PERSISTENT_VOLUME_CLAIMS, site.mount) == []
-        assert await site.physical.list(PERSISTENT_VOLUMES, labels=f"{keys.CLUSTER_BINDING}={site.name}") == []
-        assert await site.physical.list(PODS, site.mount) == []
+        assert await clusters.physical.list(PERSISTENT_VOLUME_CLAIMS, clusters.mount) == []
+        assert await clusters.physical.list(PERSISTENT_VOLUMES, labels=f"{keys.CLUSTER_BINDING}={clusters.name}") == []
+        assert await clusters.physical.list(PODS, clusters.mount) == []

@@ -12,9 +12,9 @@ from .planes import WHOLE_MINUTES, only_on_kubernetes
 @only_on_kubernetes(WHOLE_MINUTES)
 @pytest.mark.timeout(240)
 async def test_windows_switch_within_one_second_and_deadlines_within_two(
-    site: BoundClusters, record_property: Callable[[str, object], None]
+    clusters: BoundClusters, record_property: Callable[[str, object], None]
 ) -> None:
-    found = await measured(site, minutes=1)
+    found = await measured(clusters, minutes=1)
     worst, error = max(found.lateness), max(found.deadline_error)
     record_property("figure", f"windows: edge to taint {worst:.3f} s at worst, deadlines kept to {error:.3f} s")
     assert len(found.lateness) == POLICIES

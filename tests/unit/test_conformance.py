@@ -54,7 +54,7 @@ def test_every_test_has_one_class_and_known_failures_exist() -> None:
     assert set(conformance.names_in(conformance.LISTS / "not-yet.txt")) <= set(every)
 
 
-def test_every_test_that_needs_streams_runs_or_says_why_not() -> None:
+def test_every_stream_test_runs_or_gives_a_reason() -> None:
     lines = (conformance.LISTS / "needs-streams.txt").read_text().splitlines()
     names = conformance.names_in(conformance.LISTS / "needs-streams.txt")
     reasons = [line for line in lines if re.fullmatch(r"# not run \([^)]+\): \[sig-.+ \[Conformance\]", line)]

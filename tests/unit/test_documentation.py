@@ -92,7 +92,7 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 
 @pytest.mark.parametrize("document", [ROOT / "README.md", *TUTORIALS], ids=lambda path: path.stem)
-def test_every_command_in_the_readme_and_the_tutorials_is_run(document: Path) -> None:
+def test_every_command_of_readme_and_tutorials_runs(document: Path) -> None:
     runners = {block.runner for block in command_blocks(document.read_text())}
     assert FOLLOWED in runners
     assert [runner for runner in runners if runner is None or not (ROOT / runner).is_file()] == []

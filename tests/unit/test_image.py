@@ -62,7 +62,7 @@ def test_wheels_are_unpacked_without_sources_and_tests(tmp_path: Path) -> None:
         for name in names:
             archive.writestr(name, "")
     image.write_wheels(tmp_path / "root", [tmp_path / "module.whl"])
-    folder = tmp_path / "root" / image.SITE_PACKAGES / "module"
+    folder = tmp_path / "root" / image.PACKAGES_FOLDER / "module"
     assert sorted(path.name for path in folder.iterdir()) == ["__init__.py", "native.so", "py.typed"]
 
 
@@ -75,7 +75,7 @@ def test_sizes_count_python_separately(tmp_path: Path) -> None:
     assert tree.sizes() == (5, 4)
 
 
-def test_time_of_the_build_is_that_of_the_environment_or_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_time_comes_from_environment_or_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "12")
     assert image.build_time() == 12
     monkeypatch.delenv("SOURCE_DATE_EPOCH")

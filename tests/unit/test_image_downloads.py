@@ -33,7 +33,7 @@ SHA256: 11ff
 """
 
 
-def test_wheels_have_the_versions_and_hashes_of_the_lock_file() -> None:
+def test_wheels_have_versions_and_hashes_of_lock_file() -> None:
     assert locked_wheels({"beta-c", "alpha"}, LOCK) == [
         Wheel("alpha", "1.0", frozenset({"aa", "ab"})),
         Wheel("beta-c", "2.0", frozenset({"bb"})),

@@ -49,7 +49,7 @@ def test_a_task_of_a_group_is_owned() -> None:
 
 @pytest.mark.parametrize("path", ["src/tapestry/controller/queue.py", "tests/unit/test_queue.py"])
 @pytest.mark.parametrize("call", ["asyncio.gather(f(), g())", "asyncio.ensure_future(f())"])
-def test_nobody_gathers(path: str, call: str) -> None:
+def test_gather_is_not_allowed(path: str, call: str) -> None:
     assert found(path, call) == ["unowned task"]
 
 
@@ -65,7 +65,7 @@ def test_a_test_does_not_sleep(call: str) -> None:
     assert found("src/tapestry/a.py", call) == []
 
 
-def test_a_test_may_yield_to_the_loop_or_sleep_on_virtual_time() -> None:
+def test_sleep_is_allowed_on_virtual_time() -> None:
     assert found("tests/unit/a.py", "asyncio.sleep(0)") == []
     virtual = "from tapestry.controller.testing.clock import run\n"
     assert found("tests/unit/a.py", virtual + "asyncio.sleep(60)") == []
@@ -168,7 +168,7 @@ def test_a_documented_command_names_the_test_that_runs_it() -> None:
     assert found("README.md", "```python\nmake = 1\n```\n") == []
 
 
-def test_a_test_can_take_the_commands_out_of_a_document() -> None:
+def test_commands_of_a_document_are_found() -> None:
     text = "# Start\n\n<!-- run by tests/x.py -->\n```bash\nmake up\nkubectl get pods\n```\nor\n```console\n$ ls\n```\n"
     assert command_blocks(text) == [
         CommandBlock(4, "tests/x.py", "make up\nkubectl get pods\n"),
@@ -218,17 +218,39 @@ def test_the_repository_is_read_without_what_git_ignores() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["def shown(x): return x", "class Rooms: x = 1", "def f(patience): return patience", "told = 1", "x.kept = 1"],
+    ["def shown(x): return x", "class Rooms: x = 1", "def f(company): return company", "told = 1", "x.kept = 1"],
 )
 def test_names_use_no_retired_word(code: str) -> None:
     assert found("src/tapestry/a.py", code) == ["retired word"]
+
+
+@pytest.mark.parametrize("path", ["tests/unit/asking.py", "tests/golden/with-wishes.yaml", "docs/customs.md"])
+def test_file_names_use_no_retired_word(path: str) -> None:
+    assert found(path) == ["retired word"]
+
+
+@pytest.mark.parametrize("path", ["docs/guides/pods.md", "README.md", "src/tapestry/a.py"])
+def test_texts_use_no_retired_word(path: str) -> None:
+    assert found(path, "# The companions of a pod") == ["retired word"]
+    assert found(path, "# Pods are told to end") == []
+
+
+def test_names_of_tests_use_no_retired_word() -> None:
+    assert found("tests/unit/a.py", "def test_pods_are_kept(): assert x") == ["retired word"]
+
+
+def test_names_of_tests_are_short() -> None:
+    long = "test_" + "_".join("abcdefghij")
+    assert found("tests/unit/a.py", f"def {long}(): assert x") == ["long name"]
+    assert found("tests/unit/a.py", f"def {long[:-2]}(): assert x") == []
+    assert found("tests/unit/a.py", f"def {long[:-2].replace('test_', 'test_safety_rule_1_')}(): assert x") == []
 
 
 def test_a_retired_word_inside_another_word_is_fine() -> None:
     assert found("src/tapestry/a.py", "metadata = headroom = 1") == []
 
 
-def test_three_modules_of_a_package_do_not_define_one_name() -> None:
+def test_three_modules_do_not_define_one_name() -> None:
     others = {f"src/tapestry/kube/{name}.py": "def parse(): return 1" for name in "bc"}
     assert found("src/tapestry/kube/a.py", "def parse(): return 1", **others) == ["repeated name"]
     assert found("src/tapestry/apis/a.py", "def parse(): return 1", **others) == []
@@ -272,7 +294,7 @@ ALONE = {"src/tapestry/kube/cel/types.py": "", "tests/unit/kube/cel/test_compile
         (MIRRORED, '"kube/pods" = "tests/unit/kube/test_pods.py"', ["table of tests"]),
     ],
 )
-def test_a_module_has_a_test_of_its_name_or_a_line(files: dict[str, str], table: str, messages: list[str]) -> None:
+def test_module_has_a_test_or_an_entry(files: dict[str, str], table: str, messages: list[str]) -> None:
     assert [smell.message.split(":")[0] for smell in smells({**files, "tests/mirror.toml": table})] == messages
 
 

@@ -43,7 +43,7 @@ class Churn:
 
     client: Client
     rng: random.Random
-    sites: Sequence[BoundClusters]
+    cluster_pairs: Sequence[BoundClusters]
     nodes: Sequence[str]
     """Names of virtual nodes."""
     target: int
@@ -141,8 +141,8 @@ class Churn:
                 await self.set_closed(closed)
 
     async def set_closed(self, closed: bool) -> None:
-        for site in self.sites:
-            await site.set_policy(NIGHT, timeWindows=[closed_window()] if closed else None)
+        for clusters in self.cluster_pairs:
+            await clusters.set_policy(NIGHT, timeWindows=[closed_window()] if closed else None)
 
 
 def closed_window() -> Object:

@@ -35,7 +35,7 @@ HEAL_TIMEOUT_SECONDS = 120.0
 class Target:
     """A binding that gets faults."""
 
-    site: BoundClusters
+    clusters: BoundClusters
     physical_proxy: FaultProxy
     replicas: Sequence[Replica]
     nodes: Sequence[str]
@@ -152,7 +152,7 @@ class FaultInjector:
 
     async def inject(self, number: int, fault: Fault, target: Target) -> None:
         target.unhealed += 1
-        self.log(f"{number} {target.site.name} {fault.name}, {fault.seconds:.1f} s")
+        self.log(f"{number} {target.clusters.name} {fault.name}, {fault.seconds:.1f} s")
         target.spans.append((time.monotonic(), float("inf")))
         index = len(target.spans) - 1
         with fault.begin(target, self.rng):
@@ -163,15 +163,15 @@ class FaultInjector:
         target.unhealed -= 1
         seconds = healed - ended - overlap(target.spans, ended, healed)
         self.healed.append((seconds, fault.name))
-        self.log(f"{number} {target.site.name} healed in {seconds:.1f} s")
+        self.log(f"{number} {target.clusters.name} healed in {seconds:.1f} s")
 
     async def healed_after(self, number: int, target: Target) -> float:
         """Bind a pod now and return the time at which it ran; infinity after a timeout."""
         name = f"{PROBE}-{number}"
-        pod = await target.site.virtual.create(PODS, new_pod(name, self.rng.choice(target.nodes), PROBE, 0))
+        pod = await target.clusters.virtual.create(PODS, new_pod(name, self.rng.choice(target.nodes), PROBE, 0))
         ran = await self.observer.wait_until(lambda: self.runs(f"default/{name}"), HEAL_TIMEOUT_SECONDS)
         healed = time.monotonic() if ran else float("inf")
-        await target.site.virtual.delete(PODS, object_named(name_of(pod), "default"))
+        await target.clusters.virtual.delete(PODS, object_named(name_of(pod), "default"))
         return healed
 
     def runs(self, key: str) -> bool:

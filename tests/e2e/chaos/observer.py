@@ -31,7 +31,7 @@ CONDITIONS = ("Initialized", "ContainersReady", "Ready")
 
 @dataclass
 class PhysicalState:
-    """Our objects in the mount namespace of one site."""
+    """Our objects in the mount namespace of one clusters."""
 
     pods: Informer
     configmaps: Informer
@@ -79,12 +79,12 @@ class Observer:
                 self.failed[uid] = node, f"{key_of(pod)} on {node} failed: {message}"
         self.changed.set()
 
-    def record_twin(self, site: str, old: Object | None, twin: Object | None) -> None:
+    def record_twin(self, binding_name: str, old: Object | None, twin: Object | None) -> None:
         if twin is not None:
             self.twins[annotations_of(twin).get(keys.VIRTUAL_POD_UID, "")].add(uid_of(twin))
             started = phase_of(twin) == "Running" and (old is None or phase_of(old) != "Running")
             if started and labels_of(twin).get(KIND) == FINISHING:
-                self.to_finish.put_nowait((site, twin))
+                self.to_finish.put_nowait((binding_name, twin))
         self.changed.set()
 
     def duplicate_twins(self) -> list[str]:
@@ -111,37 +111,40 @@ class Observer:
         """Return all differences between both sides, and all work that is not finished."""
         found = [
             disagreement
-            for site, below in self.below.items()
+            for binding_name, below in self.below.items()
             for part in (self.twin_disagreements, self.copy_disagreements)
-            for disagreement in part(site, below)
+            for disagreement in part(binding_name, below)
         ]
         unassigned = [
-            f"{key_of(pod)} is on no node of ours" for pod in self.above.store.list() if not self.site_of(pod)
+            f"{key_of(pod)} is on no node of ours" for pod in self.above.store.list() if not self.binding_name_of(pod)
         ]
         return found + unassigned
 
-    def site_of(self, pod: Object) -> str:
+    def binding_name_of(self, pod: Object) -> str:
         node = pod["spec"]["nodeName"]
-        return next((site for site in self.below if node.startswith(f"vnode-{site}-")), "")
+        return next((binding_name for binding_name in self.below if node.startswith(f"vnode-{binding_name}-")), "")
 
-    def pods_of(self, site: str) -> list[Object]:
-        return [pod for pod in self.above.store.list() if self.site_of(pod) == site]
+    def pods_of(self, binding_name: str) -> list[Object]:
+        return [pod for pod in self.above.store.list() if self.binding_name_of(pod) == binding_name]
 
-    def twin_disagreements(self, site: str, below: PhysicalState) -> Iterator[str]:
+    def twin_disagreements(self, binding_name: str, below: PhysicalState) -> Iterator[str]:
         twins_by_pod: dict[str, list[Object]] = defaultdict(list)
         for twin in below.pods.store.list():
             twins_by_pod[annotations_of(twin).get(keys.VIRTUAL_POD_UID, "")].append(twin)
-        for pod in self.pods_of(site):
+        for pod in self.pods_of(binding_name):
             twins = twins_by_pod.pop(uid_of(pod), [])
             if len(twins) == 1:
                 yield from (f"{key_of(pod)}: {each}" for each in differences(pod, twins[0]))
             elif phase_of(pod) not in TERMINAL_PHASES or twins:
                 yield f"{key_of(pod)} ({phase_of(pod)}) has {len(twins)} twins"
-        yield from (f"{site}: {key_of(twin)} has no pod" for twins in twins_by_pod.values() for twin in twins)
+        yield from (f"{binding_name}: {key_of(twin)} has no pod" for twins in twins_by_pod.values() for twin in twins)
 
-    def copy_disagreements(self, site: str, below: PhysicalState) -> Iterator[str]:
+    def copy_disagreements(self, binding_name: str, below: PhysicalState) -> Iterator[str]:
         needed = {
-            key for pod in self.pods_of(site) if phase_of(pod) not in TERMINAL_PHASES for key in copies_needed_by(pod)
+            key
+            for pod in self.pods_of(binding_name)
+            if phase_of(pod) not in TERMINAL_PHASES
+            for key in copies_needed_by(pod)
         }
         found: dict[tuple[str, str], Object] = {}
         for kind, informer in (("ConfigMap", below.configmaps), ("Secret", below.secrets)):
@@ -149,13 +152,13 @@ class Observer:
                 annotations = annotations_of(copy)
                 name = annotations.get(keys.VIRTUAL_NAME)
                 found[(kind, name) if name else (TOKEN, annotations[keys.VIRTUAL_POD_UID])] = copy
-        yield from (f"{site}: there is no copy of {key}" for key in needed - found.keys())
-        yield from (f"{site}: no pod needs the copy of {key}" for key in found.keys() - needed)
+        yield from (f"{binding_name}: there is no copy of {key}" for key in needed - found.keys())
+        yield from (f"{binding_name}: no pod needs the copy of {key}" for key in found.keys() - needed)
         for kind, name in needed & found.keys():
             if kind in self.sources:
                 source = self.sources[kind].store.get(f"default/{name}")
                 if source is None or source.get("data") != found[kind, name].get("data"):
-                    yield f"{site}: the copy of {kind} {name} has other data"
+                    yield f"{binding_name}: the copy of {kind} {name} has other data"
 
 
 def phase_of(pod: Object) -> str:
@@ -203,22 +206,24 @@ def relisted_watches() -> int:
     return sum(int(count) for labels, count in WATCH_RESTARTS.values().items() if "Gone" in labels)
 
 
-async def binding_of_site(site: BoundClusters) -> Binding:
-    system = await site.virtual.get(NAMESPACES, "kube-system")
-    return binding_of(await site.virtual.get(CLUSTER_BINDINGS, site.name), uid_of(system))
+async def binding_of_clusters(clusters: BoundClusters) -> Binding:
+    system = await clusters.virtual.get(NAMESPACES, "kube-system")
+    return binding_of(await clusters.virtual.get(CLUSTER_BINDINGS, clusters.name), uid_of(system))
 
 
-async def informers_of(site: BoundClusters) -> PhysicalState:
-    ours = (await binding_of_site(site)).owner_labels()
+async def informers_of(clusters: BoundClusters) -> PhysicalState:
+    ours = (await binding_of_clusters(clusters)).owner_labels()
     labels = ",".join(f"{key}={value}" for key, value in ours.items())
     kinds = (PODS, CONFIGMAPS, SECRETS)
-    return PhysicalState(*(Informer(site.physical, kind, namespace=site.mount, labels=labels) for kind in kinds))
+    return PhysicalState(
+        *(Informer(clusters.physical, kind, namespace=clusters.mount, labels=labels) for kind in kinds)
+    )
 
 
 @asynccontextmanager
-async def observing(virtual: Client, sites: Iterable[BoundClusters]) -> AsyncIterator[Observer]:
+async def observing(virtual: Client, cluster_pairs: Iterable[BoundClusters]) -> AsyncIterator[Observer]:
     """Run an Observer. It has seen all existing objects when this yields."""
-    below = {site.name: await informers_of(site) for site in sites}
+    below = {clusters.name: await informers_of(clusters) for clusters in cluster_pairs}
     sources = {kind.kind: Informer(virtual, kind, namespace="default") for kind in (CONFIGMAPS, SECRETS)}
     observer = Observer(Informer(virtual, PODS, namespace="default", labels=KIND), sources, below)
     observer.above.on_change(observer.record_pod)

@@ -209,8 +209,8 @@ async def fault_proxy(plane: ControlPlane, rng: random.Random) -> AsyncIterator[
         proxy = FaultProxy(plane, rng, session, tasks)
         runner = web.ServerRunner(proxy.server, shutdown_timeout=0)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=identity)
-        await site.start()
+        listener = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=identity)
+        await listener.start()
         proxy.port = runner.addresses[0][1]
         try:
             yield proxy

@@ -68,7 +68,7 @@ def test_common_fields_override_fields_of_object() -> None:
 
 
 @given(ANYTHING, ANYTHING)
-def test_any_spec_and_status_can_be_shown(spec: Any, status: Any) -> None:
+def test_any_spec_and_status_can_be_flattened(spec: Any, status: Any) -> None:
     obj = new_object(spec=spec, status=status)
     assert flat_objects.object_outline(obj, WIDGETS)["name"] == "a"
     assert flat_objects.full_object(obj, WIDGETS)["spec"] == spec

@@ -41,7 +41,7 @@ def test_invalid_spec_is_rejected(spec: dict[str, Any]) -> None:
         decode_spec(PLANE, new_plane(**spec))
 
 
-def test_id_is_a_dns_label_of_eighty_bits_per_record() -> None:
+def test_id_is_a_dns_label_of_eighty_bits() -> None:
     id = plane_id(new_plane("1"))
     assert dns_label_error(id) is None
     assert len(id) == 16  # five bits per character

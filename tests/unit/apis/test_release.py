@@ -3,7 +3,7 @@ import pytest
 from tapestry.apis import release
 
 
-def test_the_install_command_asks_for_an_image_unless_a_release_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_command_needs_an_image_without_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "RELEASE_IMAGE", "")
     assert release.install_command() == "tapestry manifests --image IMAGE | kubectl apply -f -"
     monkeypatch.setattr(release, "RELEASE_IMAGE", "registry.example/tapestry:1")

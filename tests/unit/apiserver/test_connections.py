@@ -136,7 +136,7 @@ async def test_close_signal_is_preferred_and_translated(streams: Streams) -> Non
     assert (translated.method, translated.headers["x-stream-protocol-version"]) == ("POST", V4)
 
 
-async def test_kubelet_that_refuses_everything_is_asked_again(streams: Streams) -> None:
+async def test_kubelet_that_refuses_everything_is_called_again(streams: Streams) -> None:
     streams.kubelet.protocols = set()
     assert (await streams.websocket(EXEC, V5)).body == b"protocol not supported"
     streams.kubelet.protocols = {V5}

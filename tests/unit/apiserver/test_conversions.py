@@ -64,12 +64,12 @@ async def hook(call: ServerClient, tmp_path: Path) -> AsyncIterator[Hook]:
         yield hook
 
 
-def site_body(name: str, **spec: Any) -> Object:
+def custom_object(name: str, **spec: Any) -> Object:
     return {"metadata": {"name": name}, "spec": spec}
 
 
 async def test_get_returns_the_requested_version(call: ServerClient, hook: Hook) -> None:
-    created = await call.made(V1, site_body("a", host="here", size=3))
+    created = await call.made(V1, custom_object("a", host="here", size=3))
     assert hook.requests == []
     _, other = await call("GET", f"{V2}/a")
     assert (other["apiVersion"], other["spec"]) == ("example.com/v2", {"address": "here", "size": 3})
@@ -78,7 +78,7 @@ async def test_get_returns_the_requested_version(call: ServerClient, hook: Hook)
 
 
 async def test_write_in_other_version_is_stored_converted(call: ServerClient, hook: Hook) -> None:
-    created = await call.made(V2, site_body("a", address="there"))
+    created = await call.made(V2, custom_object("a", address="there"))
     assert created["spec"] == {"address": "there"}
     assert (await call("GET", f"{V1}/a"))[1]["spec"] == {"host": "there"}
     status, patched = await call("PATCH", f"{V2}/a", {"spec": {"size": 1}}, kind=MERGE)
@@ -92,7 +92,7 @@ async def test_write_in_other_version_is_stored_converted(call: ServerClient, ho
 
 async def test_list_is_converted_in_one_call(call: ServerClient, hook: Hook) -> None:
     for number in range(5):
-        await call.made(V1, site_body(f"s{number}", host=f"h{number}"))
+        await call.made(V1, custom_object(f"s{number}", host=f"h{number}"))
     _, listed = await call("GET", V2)
     assert [each["spec"]["address"] for each in listed["items"]] == [f"h{number}" for number in range(5)]
     assert len(hook.requests) == 1
@@ -111,7 +111,7 @@ async def test_admission_webhook_gets_version_of_its_rule(call: ServerClient, ho
         }
         configurations = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
         await call.made(configurations, {"metadata": {"name": "hooks"}, "webhooks": [webhook]})
-        created = await call.made(V1, site_body("a", host="here"))
+        created = await call.made(V1, custom_object("a", host="here"))
     assert created["spec"] == {"host": "moved"}
     [request] = other.requests
     assert (request["kind"]["version"], request["requestKind"]["version"]) == ("v2", "v1")
@@ -119,7 +119,7 @@ async def test_admission_webhook_gets_version_of_its_rule(call: ServerClient, ho
 
 
 async def test_watch_returns_the_requested_version(call: ServerClient, hook: Hook) -> None:
-    await call.made(V1, site_body("a", host="first"))
+    await call.made(V1, custom_object("a", host="first"))
     watch = await call.answer("GET", V2, watch="true", timeoutSeconds="30")
     assert isinstance(watch, WatchResponse)
     chunks = watch.chunks()
@@ -132,7 +132,7 @@ async def test_watch_returns_the_requested_version(call: ServerClient, hook: Hoo
 
 
 async def test_object_in_old_storage_version_is_converted(call: ServerClient, hook: Hook) -> None:
-    await call.made(V1, site_body("a", host="old"))
+    await call.made(V1, custom_object("a", host="old"))
     _, definition = await call("GET", f"{CRDS}/sites.example.com")
     changed = {**definition, "spec": definition_body(hook, storage="v2")["spec"]}
     assert (await call("PUT", f"{CRDS}/sites.example.com", changed))[0] == 200
@@ -152,7 +152,7 @@ async def test_conversion_changes_only_labels_and_annotations(call: ServerClient
             }
         return response
 
-    created = await call.made(V1, site_body("a", host="here"))
+    created = await call.made(V1, custom_object("a", host="here"))
     hook.say = change_metadata
     _, converted = await call("GET", f"{V2}/a")
     assert converted["metadata"] == {**created["metadata"], "labels": {"new": "label"}}
@@ -165,7 +165,7 @@ async def test_converted_object_is_pruned(call: ServerClient, hook: Hook) -> Non
             obj["spec"]["surprise"] = True
         return response
 
-    await call.made(V1, site_body("a", host="here"))
+    await call.made(V1, custom_object("a", host="here"))
     hook.say = add_field
     assert (await call("GET", f"{V2}/a"))[1]["spec"] == {"address": "here"}
 
@@ -228,7 +228,7 @@ def rename_sites(request: Object) -> Object:
 async def test_failed_conversion_is_server_error(
     call: ServerClient, hook: Hook, say: Callable[[Object], Object], message: str
 ) -> None:
-    await call.made(V1, site_body("a", host="here"))
+    await call.made(V1, custom_object("a", host="here"))
     hook.say = say
     status, response = await call("GET", f"{V2}/a")
     assert status == 500
@@ -236,7 +236,7 @@ async def test_failed_conversion_is_server_error(
 
 
 async def test_watch_ends_with_error_if_conversion_fails(call: ServerClient, hook: Hook) -> None:
-    await call.made(V1, site_body("a", host="here"))
+    await call.made(V1, custom_object("a", host="here"))
     hook.say = lambda _: {"result": {"status": "Failure", "message": "cannot"}}
     watch = await call.answer("GET", V2, watch="true", timeoutSeconds="30")
     assert isinstance(watch, WatchResponse)

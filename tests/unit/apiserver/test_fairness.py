@@ -110,7 +110,7 @@ async def test_cancelled_wait_for_shared_capacity_frees_own() -> None:
 
 
 @in_virtual_time
-async def test_server_that_holds_capacity_for_long_does_not_block_another() -> None:
+async def test_server_that_holds_capacity_does_not_block_another() -> None:
     shared, log, now = SharedCapacity(40), list[str](), asyncio.get_running_loop().time
     greedy, modest = LimitedQueue(shared, "greedy", 10), LimitedQueue(shared, "modest", 10)
     async with asyncio.TaskGroup() as group:

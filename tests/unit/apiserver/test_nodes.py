@@ -68,8 +68,8 @@ def assert_forbidden(response: tuple[int, Any], message: str = "") -> None:
     assert (status, message in body["message"]) == (403, True), body
 
 
-async def can_read(hand: ServerClient, path: str, **query: str) -> bool:
-    status, body = await hand("GET", path, **query)
+async def can_read(api: ServerClient, path: str, **query: str) -> bool:
+    status, body = await api("GET", path, **query)
     assert status in (200, 403), body
     return status == 200
 
@@ -231,9 +231,9 @@ async def test_node_references_survive_restart(tmp_path: Path) -> None:
         await admin.made(f"{DEFAULT}/secrets", {"metadata": {"name": "s"}})
         await admin.made(f"{DEFAULT}/pods", pod_body("p", "n1", imagePullSecrets=[{"name": "s"}]))
     async with run_apiserver(config) as served:
-        hand = ServerClient(served.server, served.account_tokens)
-        assert await can_read(hand.being(kubelet("n1")), f"{DEFAULT}/secrets/s")
-        assert not await can_read(hand.being(kubelet("n2")), f"{DEFAULT}/secrets/s")
+        api = ServerClient(served.server, served.account_tokens)
+        assert await can_read(api.being(kubelet("n1")), f"{DEFAULT}/secrets/s")
+        assert not await can_read(api.being(kubelet("n2")), f"{DEFAULT}/secrets/s")
 
 
 # -- NodeRestriction

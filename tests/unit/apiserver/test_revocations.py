@@ -106,7 +106,7 @@ def test_certificate_without_start_is_revoked_with_its_user() -> None:
     assert revocations.is_revoked({"commonName": ["jane"]})
 
 
-def test_malformed_list_is_reported_and_previous_one_kept(tmp_path: Path) -> None:
+def test_malformed_list_is_reported_and_previous_one_used(tmp_path: Path) -> None:
     revoke_user_certificates(tmp_path, "jane", datetime.now(UTC))
     path = tmp_path / "pki" / REVOCATIONS_FILE
     reloading = reloading_file.ReloadingFile(path, load_revocations)

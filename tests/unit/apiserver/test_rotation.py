@@ -224,7 +224,7 @@ print(step)
 """
 
 
-def test_rotation_that_is_killed_at_any_step_leaves_a_usable_ca(tmp_path: Path) -> None:
+def test_killed_rotation_leaves_a_usable_ca(tmp_path: Path) -> None:
     """A child process is killed before each of its changes of the file system, one after another."""
     result = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, timeout=120, check=True)
     steps = int(result.stdout)
@@ -295,7 +295,7 @@ def test_signing_key_without_overlap_replaces_all(tmp_path: Path) -> None:
     assert path.read_text().count("BEGIN") == 1
 
 
-def test_replaced_signing_key_is_kept_as_public_key_only(tmp_path: Path) -> None:
+def test_public_part_of_replaced_signing_key_remains(tmp_path: Path) -> None:
     path = tmp_path / "pki" / "service-accounts.key"
     load_token_keys(path)
     rotate_signing_key(tmp_path, HOUR, datetime.now(UTC))

@@ -20,7 +20,7 @@ from tapestry.kube.resources import (
     Resource,
 )
 
-from ..asking import COLLECTION, MERGE, POD, answer, created, done, names, new_watch, refused
+from ..api_requests import COLLECTION, MERGE, POD, answer, created, done, names, new_watch, rejection
 
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "x"}
 BINDINGS = Resource("cloud.tencent.com", "v1beta1", "ClusterBinding", "clusterbindings", namespaced=False)
@@ -61,7 +61,7 @@ def new_binding(**fields: Any) -> Object:
     ],
 )
 async def test_unknown_path_is_not_found(path: str) -> None:
-    status = await refused(new_api(), "GET", path)
+    status = await rejection(new_api(), "GET", path)
     assert (status["code"], status["reason"]) == (404, "NotFound")
     assert status["message"] == "the server could not find the requested resource"
 
@@ -71,7 +71,7 @@ async def test_unknown_path_is_not_found(path: str) -> None:
     [("POST", "/api/v1/pods"), ("PUT", COLLECTION), ("POST", POD), ("PATCH", COLLECTION)],
 )
 async def test_unsupported_method_is_not_allowed(method: str, path: str) -> None:
-    assert (await refused(new_api(), method, path, new_pod()))["reason"] == "MethodNotAllowed"
+    assert (await rejection(new_api(), method, path, new_pod()))["reason"] == "MethodNotAllowed"
 
 
 async def test_path_distinguishes_namespace_from_its_content() -> None:
@@ -120,7 +120,7 @@ async def test_versions_grow_across_all_resources() -> None:
 async def test_duplicate_name_already_exists() -> None:
     api = new_api()
     await created(api, new_pod())
-    status = await refused(api, "POST", COLLECTION, new_pod())
+    status = await rejection(api, "POST", COLLECTION, new_pod())
     assert (status["code"], status["reason"]) == (409, "AlreadyExists")
     assert status["message"] == 'pods "p" already exists'
     assert status["details"] == {"name": "p", "kind": "pods"}
@@ -136,7 +136,7 @@ async def test_generated_names_differ_and_keep_prefix() -> None:
 
 
 async def test_object_without_name_is_invalid() -> None:
-    status = await refused(new_api(), "POST", COLLECTION, {"metadata": {}})
+    status = await rejection(new_api(), "POST", COLLECTION, {"metadata": {}})
     assert status["message"] == 'Pod "" is invalid: metadata.name: Required value: name or generateName is required'
     assert status["details"]["causes"][0]["field"] == "metadata.name"
 
@@ -155,13 +155,13 @@ async def test_object_without_name_is_invalid() -> None:
     ],
 )
 async def test_object_for_another_path_is_bad_request(body: Any, complaint: str) -> None:
-    status = await refused(new_api(), "POST", COLLECTION, body)
+    status = await rejection(new_api(), "POST", COLLECTION, body)
     assert status["code"] == 400
     assert complaint in status["message"]
 
 
 async def test_create_with_resource_version_is_rejected() -> None:
-    status = await refused(new_api(), "POST", COLLECTION, new_pod(metadata={"resourceVersion": "5"}))
+    status = await rejection(new_api(), "POST", COLLECTION, new_pod(metadata={"resourceVersion": "5"}))
     assert status["message"] == "resourceVersion should not be set on objects to be created"
 
 
@@ -193,7 +193,7 @@ async def test_stale_replace_conflicts() -> None:
     api = new_api()
     old = await created(api, new_pod())
     await done(api, "PUT", POD, with_value(old, ("spec", "activeDeadlineSeconds"), 60))
-    status = await refused(api, "PUT", POD, with_value(old, ("spec", "activeDeadlineSeconds"), 50))
+    status = await rejection(api, "PUT", POD, with_value(old, ("spec", "activeDeadlineSeconds"), 50))
     assert (status["code"], status["reason"]) == (409, "Conflict")
     assert status["message"] == (
         'Operation cannot be fulfilled on pods "p": the object has been modified; '
@@ -223,7 +223,7 @@ async def test_replace_without_version_is_unconditional() -> None:
 async def test_patch_of_wrong_type_is_rejected(kind: str, patch: Any, words: str) -> None:
     api = new_api()
     await created(api, new_pod())
-    status = await refused(api, "PATCH", POD, patch, content_type=f"application/{kind}")
+    status = await rejection(api, "PATCH", POD, patch, content_type=f"application/{kind}")
     assert (status["code"], words in status["message"]) == (400, True)
 
 
@@ -234,7 +234,7 @@ async def test_version_0_means_no_version() -> None:
     assert (await done(api, "PUT", POD, body))["spec"]["activeDeadlineSeconds"] == 60
     await created(api, {"metadata": {"name": "x"}, "spec": {"y": 1}}, BINDINGS)
     custom = {"metadata": {"name": "x", "resourceVersion": "0"}, "spec": {"y": 2}}
-    status = await refused(api, "PUT", BINDINGS.path(None, "x"), custom)
+    status = await rejection(api, "PUT", BINDINGS.path(None, "x"), custom)
     assert "metadata.resourceVersion: Invalid value: 0: must be specified for an update" in status["message"]
 
 
@@ -244,7 +244,7 @@ async def test_replace_requires_version_for_some_kinds(resource: Resource) -> No
     obj = {"metadata": {"name": "x"}, "spec": {"y": 1}}
     await created(api, obj, resource)
     path = resource.path("default" if resource.namespaced else None, "x")
-    status = await refused(api, "PUT", path, with_value(obj, ("spec", "y"), 2))
+    status = await rejection(api, "PUT", path, with_value(obj, ("spec", "y"), 2))
     assert status["code"] == 422
     assert "metadata.resourceVersion: Invalid value: 0: must be specified for an update" in status["message"]
 
@@ -252,12 +252,12 @@ async def test_replace_requires_version_for_some_kinds(resource: Resource) -> No
 async def test_replace_checks_uid_and_name() -> None:
     api = new_api()
     await created(api, new_pod())
-    status = await refused(api, "PUT", POD, new_pod(metadata={"uid": "another"}))
+    status = await rejection(api, "PUT", POD, new_pod(metadata={"uid": "another"}))
     assert status["code"] == 409
     assert "Precondition failed: UID in precondition: another" in status["message"]
-    status = await refused(api, "PUT", POD, new_pod("q"))
+    status = await rejection(api, "PUT", POD, new_pod("q"))
     assert status["message"] == "the name of the object (q) does not match the name on the URL (p)"
-    assert (await refused(api, "PUT", f"{COLLECTION}/q", new_pod("q")))["message"] == 'pods "q" not found'
+    assert (await rejection(api, "PUT", f"{COLLECTION}/q", new_pod("q")))["message"] == 'pods "q" not found'
 
 
 async def test_replace_keeps_server_owned_metadata() -> None:
@@ -355,7 +355,7 @@ async def test_json_patch_is_atomic() -> None:
     api = new_api()
     pod = await created(api, new_pod())
     add = {"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 60}
-    status = await refused(
+    status = await rejection(
         api, "PATCH", POD, [add, {"op": "test", "path": "/spec/activeDeadlineSeconds", "value": 50}], JSON_PATCH
     )
     assert (status["code"], status["reason"]) == (422, "Invalid")
@@ -367,7 +367,7 @@ async def test_json_patch_is_atomic() -> None:
 async def test_unsupported_patch_type_is_rejected(content_type: str) -> None:
     api = new_api()
     await created(api, new_binding(), BINDINGS)
-    status = await refused(api, "PATCH", BINDINGS.path(None, "b"), {}, content_type)
+    status = await rejection(api, "PATCH", BINDINGS.path(None, "b"), {}, content_type)
     assert (status["code"], status["reason"]) == (415, "UnsupportedMediaType")
 
 
@@ -379,24 +379,24 @@ async def test_resource_version_in_patch_is_precondition(content_type: str) -> N
     patch = {**kind, "metadata": {"resourceVersion": old}, "spec": {"activeDeadlineSeconds": 60}}
     await done(api, "PATCH", POD, patch, content_type, fieldManager="me")
     patch["spec"] = {"activeDeadlineSeconds": 50}
-    assert (await refused(api, "PATCH", POD, patch, content_type, fieldManager="me"))["reason"] == "Conflict"
+    assert (await rejection(api, "PATCH", POD, patch, content_type, fieldManager="me"))["reason"] == "Conflict"
 
 
 async def test_patch_with_other_uid_conflicts() -> None:
     api = new_api()
     await created(api, new_pod())
-    status = await refused(api, "PATCH", POD, {"metadata": {"uid": "another"}}, MERGE)
+    status = await rejection(api, "PATCH", POD, {"metadata": {"uid": "another"}}, MERGE)
     assert "Precondition failed: UID in precondition: another" in status["message"]
 
 
 async def test_patch_of_missing_object_is_not_found() -> None:
-    assert (await refused(new_api(), "PATCH", POD, {}, MERGE))["message"] == 'pods "p" not found'
-    assert (await refused(new_api(), "PATCH", f"{POD}/status", {}, APPLY, fieldManager="me"))["code"] == 404
+    assert (await rejection(new_api(), "PATCH", POD, {}, MERGE))["message"] == 'pods "p" not found'
+    assert (await rejection(new_api(), "PATCH", f"{POD}/status", {}, APPLY, fieldManager="me"))["code"] == 404
 
 
 async def test_apply_creates_or_merges() -> None:
     api = new_api()
-    assert (await refused(api, "PATCH", POD, new_pod(), APPLY))["code"] == 422
+    assert (await rejection(api, "PATCH", POD, new_pod(), APPLY))["code"] == 422
     code, first = await answer(api, "PATCH", POD, new_pod(), APPLY, fieldManager="me")
     assert code == 201
     more = new_pod(spec={"activeDeadlineSeconds": 60})
@@ -415,8 +415,8 @@ async def test_deleted_object_frees_its_name() -> None:
     status = await done(api, "DELETE", BINDINGS.path(None, "b"))
     assert (status["kind"], status["status"]) == ("Status", "Success")
     assert status["details"]["uid"] == first["metadata"]["uid"]
-    assert (await refused(api, "GET", BINDINGS.path(None, "b")))["code"] == 404
-    assert (await refused(api, "DELETE", BINDINGS.path(None, "b")))["code"] == 404
+    assert (await rejection(api, "GET", BINDINGS.path(None, "b")))["code"] == 404
+    assert (await rejection(api, "DELETE", BINDINGS.path(None, "b")))["code"] == 404
     assert (await created(api, new_binding(), BINDINGS))["metadata"]["uid"] != first["metadata"]["uid"]
 
 
@@ -424,7 +424,7 @@ async def test_deleted_object_frees_its_name() -> None:
 async def test_delete_checks_preconditions(field: str, word: str) -> None:
     api = new_api()
     pod = await created(api, new_pod())
-    status = await refused(api, "DELETE", POD, {"preconditions": {field: "0"}})
+    status = await rejection(api, "DELETE", POD, {"preconditions": {field: "0"}})
     assert status["code"] == 409
     assert f'"p": the {word} in the precondition (0) does not match the {word} in record' in status["message"]
     await done(api, "DELETE", POD, {"preconditions": {field: pod["metadata"][field]}})
@@ -450,7 +450,7 @@ async def test_no_finalizer_is_added_during_deletion() -> None:
     await created(api, with_value(new_binding(), ("metadata", "finalizers"), ["a"]), BINDINGS)
     path = BINDINGS.path(None, "b")
     await done(api, "DELETE", path)
-    status = await refused(api, "PATCH", path, {"metadata": {"finalizers": ["a", "b"]}}, MERGE)
+    status = await rejection(api, "PATCH", path, {"metadata": {"finalizers": ["a", "b"]}}, MERGE)
     assert (
         'no new finalizers can be added if the object is being deleted, found new finalizers []string{"b"}'
         in (status["message"])
@@ -537,14 +537,14 @@ async def test_only_pods_have_ephemeral_containers() -> None:
     assert "activeDeadlineSeconds" not in patched["spec"]
     assert patched["metadata"]["generation"] == 2
     path = CONFIGMAPS.path("default", "p", "ephemeralcontainers")
-    assert (await refused(api, "PATCH", path, {"data": {"a": "b"}}, MERGE))["code"] == 404
+    assert (await rejection(api, "PATCH", path, {"data": {"a": "b"}}, MERGE))["code"] == 404
 
 
 async def test_eviction_deletes_the_pod() -> None:
     api = new_api()
     await created(api, new_pod())
     eviction = {"kind": "Eviction", "metadata": {"name": "p"}, "deleteOptions": {"preconditions": {"uid": "another"}}}
-    assert (await refused(api, "POST", f"{POD}/eviction", eviction))["code"] == 409
+    assert (await rejection(api, "POST", f"{POD}/eviction", eviction))["code"] == 409
     code, result = await answer(api, "POST", f"{POD}/eviction", {"kind": "Eviction"})
     assert (code, result["status"]) == (201, "Success")
     assert api.dump() == []
@@ -553,7 +553,7 @@ async def test_eviction_deletes_the_pod() -> None:
 async def test_service_account_token_expires_as_requested() -> None:
     api = new_api()
     path = SERVICE_ACCOUNTS.path("default", "robot", "token")
-    assert (await refused(api, "POST", path, {"spec": {}}))["code"] == 404
+    assert (await rejection(api, "POST", path, {"spec": {}}))["code"] == 404
     await created(api, {"metadata": {"name": "robot"}}, SERVICE_ACCOUNTS)
     first = (await done(api, "POST", path, {"spec": {"expirationSeconds": 600}}))["status"]
     second = (await done(api, "POST", path, {"spec": {}}))["status"]
@@ -605,7 +605,7 @@ async def test_lists_are_filtered_by_labels_and_fields(query: dict[str, str], ex
     "query", [{"labelSelector": "a in b"}, {"fieldSelector": "a"}, {"limit": "x"}, {"continue": "?"}]
 )
 async def test_invalid_query_is_bad_request(query: dict[str, str]) -> None:
-    assert (await refused(new_api(), "GET", COLLECTION, **query))["code"] == 400
+    assert (await rejection(new_api(), "GET", COLLECTION, **query))["code"] == 400
 
 
 async def test_all_pages_show_one_revision() -> None:

@@ -353,7 +353,7 @@ async def test_long_work_of_one_server_does_not_block_another() -> None:
     assert sys.getswitchinterval() == interval
 
 
-async def test_request_of_a_server_that_shares_threads_may_use_less_work(worker: Worker) -> None:
+async def test_request_has_less_work_if_servers_share_threads(worker: Worker) -> None:
     assert RequestBudget(worker, "a").remaining == MAX_UNITS
     assert 0 < RequestBudget(worker.share("a"), "a").remaining < MAX_UNITS
 

@@ -121,7 +121,7 @@ def test_crd_prints_definition_of_every_registered_kind(tapestry: Tapestry) -> N
         assert version["subresources"] == {"status": {}}
 
 
-def test_crd_writes_a_file_per_kind_that_is_the_same_on_the_next_call(tapestry: Tapestry, tmp_path: Path) -> None:
+def test_crd_writes_the_same_files_on_each_call(tapestry: Tapestry, tmp_path: Path) -> None:
     folder = tmp_path / "manifests" / "crds"
     printed = tapestry("crd", "--output", folder).output
     files = {file.name: file.read_text() for file in folder.iterdir()}

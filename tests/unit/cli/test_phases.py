@@ -53,7 +53,7 @@ def test_setup_that_needs_configuration_is_named(monkeypatch: pytest.MonkeyPatch
     assert run("picky") == (1, "Error: controller 'picky': its setup failed: KeyError('url'); it may need --config\n")
 
 
-def test_machine_that_is_set_up_after_the_sync_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_is_drawn_if_added_after_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
     registry.register("late", redismigration.setup, after_sync=True)
     monkeypatch.setattr(phases, "load_registry", lambda: registry)

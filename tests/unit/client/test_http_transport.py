@@ -753,9 +753,9 @@ async def test_concurrent_requests_are_limited_but_not_streams() -> None:
 async def test_cancellation_disconnects_and_frees_the_slot(kind: str) -> None:
     gate = Gate()
     async with serving(gate) as url, connected_to(url, in_flight=1) as transport:
-        asking = transport.send(READ) if kind == "request" else streamed(transport)
+        request = transport.send(READ) if kind == "request" else streamed(transport)
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(asking)
+            task = group.create_task(request)
             await gate.arrived.acquire()
             task.cancel()
         await gate.left.acquire()  # the server noticed
@@ -855,9 +855,9 @@ def test_closed_transport_leaves_no_open_sockets(
         context = server_context(authority.issue("server.test"))
         access = {"tls": trusting(authority), "tls_server_name": "server.test"}
         async with listening(hold, context) as url, connected_to(url, **access) as transport:
-            asking = transport.send(READ) if kind == "a request" else streamed(transport)
+            request = transport.send(READ) if kind == "a request" else streamed(transport)
             async with asyncio.TaskGroup() as group:
-                task = group.create_task(asking)
+                task = group.create_task(request)
                 await arrived.wait()
                 [ours] = sockets_to(url)
                 task.cancel()

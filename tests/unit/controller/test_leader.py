@@ -208,7 +208,7 @@ async def test_safety_rule_4_suspended_leader_does_not_take_lease_back() -> None
 
 
 @in_virtual_time
-async def test_edited_lease_of_leader_is_kept() -> None:
+async def test_edited_lease_of_leader_remains() -> None:
     api = new_api()
     leader = Candidate(api, "first")
     async with standing(leader):

@@ -309,7 +309,7 @@ async def test_late_setup_reads_synced_caches(world: Any) -> None:
         assert order == ["early: 0 maps", "late: 1 maps, 0 nodes", "synced: 1 nodes", "work on default/a"]
 
 
-async def test_late_setup_can_be_the_only_one_and_starts_tasks(world: Any) -> None:
+async def test_late_setup_without_others_starts_tasks(world: Any) -> None:
     started: list[str] = []
 
     async def task() -> None:

@@ -166,7 +166,7 @@ async def test_setup_passes_settings_and_the_manager_to_handlers(world: Any) -> 
         assert condition(await status(world), "Done")["message"] == "first"  # the identity of the manager
 
 
-async def test_other_status_fields_are_kept(world: Any) -> None:
+async def test_other_status_fields_remain(world: Any) -> None:
     await world.add(world.widgets, "w")
     await world.set_status(world.widgets, "w", theirs="kept")
     async with running(world, phase_table(ScriptedHandler(world.clock, Next("Done")))):

@@ -166,7 +166,7 @@ class QueueModel(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 400))
     def time_passes(self, seconds: int) -> None:
         until = self.now + seconds
-        due = sorted((wish, key) for key, wish in self.delays.items() if wish[0] <= until + 1e-6)
+        due = sorted((when, key) for key, when in self.delays.items() if when[0] <= until + 1e-6)
         for moment, fulfilled in itertools.groupby(due, lambda each: round(each[0][0], 3)):
             self.runner.run(asyncio.sleep(moment - self.now))
             for _, key in fulfilled:
@@ -315,7 +315,7 @@ async def test_immediate_reconcile_covers_delayed_one(virtual_time: VirtualClock
     assert len(queue) == 0
 
 
-async def test_delay_is_kept_while_resync_waits(virtual_time: VirtualClock) -> None:
+async def test_delay_remains_while_resync_waits(virtual_time: VirtualClock) -> None:
     queue = Queue()
     queue.add_after("a", 5)
     queue.add("a", resync=True)

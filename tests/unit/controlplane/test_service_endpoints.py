@@ -126,7 +126,7 @@ def test_hostname_is_set_only_in_own_subdomain() -> None:
         assert backend.zone == "z"
 
 
-def test_slice_is_kept_without_endpoints() -> None:
+def test_slice_remains_without_endpoints() -> None:
     service = new_service()
     origin = SliceSource(service, ENDPOINT_SLICE_MANAGER)
     slices = desired_slices(origin, backends_from_pods(service, [new_pod(1)], nowhere), [])

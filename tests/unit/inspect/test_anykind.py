@@ -64,7 +64,7 @@ async def test_kinds_are_listed_with_short_names(kubectl: KubectlLite) -> None:
 # -- showing
 
 
-async def test_objects_are_shown_in_server_tables(kubectl: KubectlLite) -> None:
+async def test_objects_are_printed_in_server_tables(kubectl: KubectlLite) -> None:
     await kubectl.create(manifests.deployment("web", "nginx", 2))
     tables = await views.fetch_responses(kubectl.client, Target(DEPLOYMENTS), DEFAULT_NAMESPACE, views.TABLE_ACCEPT)
     header, row = views.table_text(tables, wide=False, with_namespace=False).splitlines()
@@ -81,7 +81,7 @@ async def test_empty_list_shows_nothing(kubectl: KubectlLite) -> None:
     assert views.table_text(tables, wide=False, with_namespace=False) == ""
 
 
-async def test_objects_are_shown_without_managed_fields(kubectl: KubectlLite) -> None:
+async def test_objects_are_printed_without_managed_fields(kubectl: KubectlLite) -> None:
     await kubectl.apply(SETTINGS)
     found = await views.fetch_objects(kubectl.client, Target(CONFIGMAPS, ("settings",)), DEFAULT_NAMESPACE)
     document = yaml.safe_load(views.objects_text(found, "yaml", single=True))
@@ -288,7 +288,7 @@ async def test_error_of_one_log_ends_all() -> None:
 # -- waiting
 
 
-async def test_wait_ends_when_condition_is_met(kubectl: KubectlLite) -> None:
+async def test_wait_ends_when_condition_is_true(kubectl: KubectlLite) -> None:
     await kubectl.create(manifests.deployment("web", "nginx"))
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(kubectl.wait(DEPLOYMENTS, "web", "jsonpath={.metadata.labels.done}=yes", 10))

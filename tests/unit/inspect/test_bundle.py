@@ -150,7 +150,7 @@ def test_unreadable_items_are_in_manifest(tmp_path: Path) -> None:
     assert "virtual/pods.yaml" in files
 
 
-def test_newest_objects_are_kept_over_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_objects_remain_over_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MAX_OBJECTS", 2)
     days = [new_object(f"of-day-{day}", f"2026-03-0{day}T00:00:00Z") for day in (1, 3, 2)]
     files = bundle_files(CollectedData(objects={"pods.yaml": days}), {}, NOW)

@@ -202,7 +202,7 @@ def test_policy_for_other_nodes_does_not_count() -> None:
     assert reported == {"owner/all": (True, True), "owner/gpus": (False, False)}
 
 
-def test_invalid_policy_is_shown_with_error() -> None:
+def test_invalid_policy_is_explained_with_error() -> None:
     policy = new_policy("bad", resourceLimits=[{"resource": "cpu", "percent": 140}])
     explanation = node_explanation(node_query(), physical_snapshot([policy]), MONDAY_NOON)
     assert explanation.reason == "InvalidPolicy"

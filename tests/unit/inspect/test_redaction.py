@@ -86,7 +86,7 @@ def test_safety_rule_7_planted_secret_is_masked_in_object(obj: dict[str, Any]) -
     assert base64.b64encode(b"planted-data").decode() not in masked
 
 
-def test_useful_fields_are_kept() -> None:
+def test_useful_fields_remain() -> None:
     masked = Redaction().redact_object(POD)
     (container,) = masked["spec"]["containers"]
     assert (container["name"], container["image"], container["resources"]) == (

@@ -106,7 +106,7 @@ def test_clusters_show_leases_and_next_change() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_memory_is_shown_if_it_fits(width: int) -> None:
+def test_memory_is_displayed_if_it_fits(width: int) -> None:
     seen = rows(new_state(), width=width)
     assert "3Gi/64Gi" in row_of(seen, "cluster-1 ")
     assert "0/16Gi" in row_of(seen, "vnode-cluster-1-n1")
@@ -133,11 +133,11 @@ def test_closed_cluster_shows_opening() -> None:
         (timedelta(seconds=-1), "18:29 (now)"),
     ],
 )
-def test_time_is_shown_relative_to_today(ahead: timedelta, text: str) -> None:
+def test_time_is_displayed_relative_to_today(ahead: timedelta, text: str) -> None:
     assert local_time_text(NOW + ahead, NOW) == text
 
 
-def test_time_is_shown_in_viewer_zone() -> None:
+def test_time_is_displayed_in_viewer_zone() -> None:
     local = NOW.astimezone(timezone(timedelta(hours=8)))  # Tuesday, 02:30 there
     assert local_time_text(NOW + timedelta(hours=3), local) == "05:30 (in 3h)"
 
@@ -156,7 +156,7 @@ def test_abnormal_nodes_are_first() -> None:
     assert seen == ["closed", "lost", "a", "b"]
 
 
-def test_problems_and_events_are_shown() -> None:
+def test_problems_and_events_are_displayed() -> None:
     seen = rows(
         WorldState([new_binding("east", troubles=1)], [], {}, [], NOW),
         prompt=Footer(LINES, ["18:29:01 cluster-1 was killed by SIGKILL; restarting"]),

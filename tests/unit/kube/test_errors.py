@@ -164,7 +164,7 @@ def test_malformed_causes_count_as_none(causes: object) -> None:
     assert not any(check(error) for check in (is_namespace_terminating, is_denied_by_policy, is_create_unauthorized))
 
 
-def test_quota_and_priority_class_are_told_apart_by_the_message() -> None:
+def test_message_distinguishes_quota_from_priority_class() -> None:
     quota = 'pods "x" is forbidden: exceeded quota: all, requested: cpu=1, used: cpu=4, limited: cpu=4'
     missing = 'pods "x" is forbidden: no PriorityClass with name leased was found'
     errors = [Forbidden(403, "Forbidden", quota), Forbidden(403, "Forbidden", missing), Invalid(422, "Invalid", quota)]

@@ -285,7 +285,7 @@ def test_isolated_container_has_its_own_home_and_unchanged_paths() -> None:
     assert (found.terminal, found.stdin, found.stdin_once) == (True, True, False)
 
 
-def test_working_folder_is_that_of_the_spec_or_the_image() -> None:
+def test_working_folder_comes_from_spec_or_image() -> None:
     for trust, home in ((ISOLATED, "/home/owner"), (ANY, "/pods/c")):
         assert launch_of(our_pod(image="/srv/app"), trust=trust).folder == Path("/srv/app")
         assert launch_of(our_pod(image="nginx"), trust=trust).folder == Path(home)

@@ -87,10 +87,10 @@ def results_of(found: list[bool], *, eager: bool = False, **probe: int) -> list[
                 raise EOFError
             return None if well else "ill"
 
-        opinions = probe_results(probe, attempt, eager=eager)
+        results_of_probe = probe_results(probe, attempt, eager=eager)
         with suppress(EOFError):
             while True:
-                results.append((await anext(opinions), loop.time() - began))
+                results.append((await anext(results_of_probe), loop.time() - began))
         return results
 
     return run(collect())

@@ -94,7 +94,7 @@ def test_deleted_pod_ends_with_its_containers() -> None:
     assert pod_status(pod, ContainerStatuses([container(BADLY)]), ADDRESSES, NOW)["phase"] == "Failed"
 
 
-def test_unready_containers_are_named_and_times_kept() -> None:
+def test_unready_containers_are_named_and_times_remain() -> None:
     pod = new_pod()
     first = pod_status(pod, ContainerStatuses([container(CREATING)]), PodAddresses(ADDRESSES.host_ip), NOW)
     assert find_condition(first["conditions"], "Ready")["message"] == "containers with unready status: [c]"
@@ -112,7 +112,7 @@ def test_unready_containers_are_named_and_times_kept() -> None:
     assert second["startTime"] == first["startTime"]
 
 
-def test_foreign_conditions_are_kept() -> None:
+def test_foreign_conditions_remain() -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     pod = {**new_pod(), "status": {"conditions": [target]}}
     assert (

@@ -61,7 +61,7 @@ def test_world_without_record_is_recognized(folder: WorldFolder) -> None:
 @pytest.mark.parametrize(
     ("text", "message"), [('{"layout": 7}', f"layout 7 is not supported, only {LAYOUT}"), ("{", "cannot be read")]
 )
-def test_unreadable_world_is_kept_and_can_be_deleted(folder: WorldFolder, text: str, message: str) -> None:
+def test_unreadable_world_remains_and_can_be_deleted(folder: WorldFolder, text: str, message: str) -> None:
     folder.path.mkdir()
     folder.record_file.write_text(text)
     with pytest.raises(WorldError, match=message) as caught:

@@ -144,7 +144,7 @@ async def test_deleted_syncer_is_recreated(world: World) -> None:
         assert await world.of_syncers() == everything
 
 
-async def test_changed_fields_are_restored_and_additions_kept(world: World) -> None:
+async def test_changed_fields_are_restored_and_additions_remain(world: World) -> None:
     async with world.running():
         await world.join("east")
         deployment = await world.deployment()

@@ -245,7 +245,7 @@ async def test_sync_back_is_granted_by_name(world: World) -> None:
         assert found["secrets"] == (["patch"], ["password"])
 
 
-def test_secrets_of_a_volume_need_an_allowed_driver_and_the_namespace_of_the_claim() -> None:
+def test_volume_secrets_need_allowed_driver_and_namespace_of_claim() -> None:
     spec = ClusterBindingSpec(
         "east", SecretReference("east", "tapestry-system"), allowed_volumes=AllowedVolumes(("csi.example",))
     )

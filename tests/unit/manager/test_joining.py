@@ -663,7 +663,7 @@ def test_shared_objects_are_deleted_with_the_last_binding() -> None:
     run(main())
 
 
-def test_used_namespace_and_crd_are_kept_and_reported() -> None:
+def test_used_namespace_and_crd_remain_and_are_reported() -> None:
     async def scenario(world: World) -> None:
         await world.join()
         await world.physical.client.create(PODS, specimen(PODS, "guest", MOUNT))
@@ -739,9 +739,9 @@ class UnreachableTransport:
 def test_forced_unjoin_of_unreachable_cluster_lists_leftovers() -> None:
     async def scenario(world: World) -> None:
         await world.join()
-        nobody = Cluster("physical", Client(UnreachableTransport()), world.steps.append)  # type: ignore[arg-type]
+        unreachable = Cluster("physical", Client(UnreachableTransport()), world.steps.append)  # type: ignore[arg-type]
         world.steps.clear()
-        await unjoin("east", world.virtual, nobody, force=True)
+        await unjoin("east", world.virtual, unreachable, force=True)
         name = account_name(await world.uid(), "east")
         assert f"ClusterRole {name}" in [step.subject for step in world.steps if step.result is StepResult.LEFT]
         assert await world.virtual.client.list(CLUSTER_BINDINGS) == []
@@ -763,9 +763,9 @@ async def add_leftovers(world: World, *physical_objects: Object) -> Object:
     labels = binding_of(binding, await world.uid()).owner_labels()
     for obj in physical_objects:
         await world.physical.client.create(PODS, with_value(obj, ("metadata", "labels"), labels))
-    nobody = Cluster("physical", Client(UnreachableTransport()), world.steps.append)  # type: ignore[arg-type]
+    unreachable = Cluster("physical", Client(UnreachableTransport()), world.steps.append)  # type: ignore[arg-type]
     world.steps.clear()
-    await unjoin("east", world.virtual, nobody, force=True)
+    await unjoin("east", world.virtual, unreachable, force=True)
     return binding
 
 
@@ -821,9 +821,9 @@ def test_leftovers_of_another_cluster_are_not_deleted_here() -> None:
 def test_unreachable_cluster_without_force_is_an_error() -> None:
     async def scenario(world: World) -> None:
         await world.join()
-        nobody = Cluster("physical", Client(UnreachableTransport()), world.steps.append)  # type: ignore[arg-type]
+        unreachable = Cluster("physical", Client(UnreachableTransport()), world.steps.append)  # type: ignore[arg-type]
         with pytest.raises(JoinError, match="the physical cluster is unreachable"):
-            await unjoin("east", world.virtual, nobody)
+            await unjoin("east", world.virtual, unreachable)
 
     in_a_world(scenario)
 

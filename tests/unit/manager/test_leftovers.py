@@ -149,7 +149,7 @@ async def test_secret_created_by_join_is_deleted_with_annotation(world: World) -
             await secret(world)
 
 
-async def test_secret_used_by_a_binding_is_kept(world: World) -> None:
+async def test_secret_used_by_a_binding_remains(world: World) -> None:
     async with world.running():
         binding = await force_unbind(world)
         made_by_join = {**await owner_labels(world, binding), keys.CLUSTER_BINDING: "east"}

@@ -41,7 +41,7 @@ async def test_all_objects_of_a_binding_are_deleted(world: World) -> None:
         assert await world.of_syncers() == []
 
 
-async def test_syncer_is_kept_until_it_has_cleaned_up(world: World) -> None:
+async def test_syncer_remains_until_it_has_cleaned_up(world: World) -> None:
     async with world.running():
         await world.join("east")
         await world.set_finalizers("east", *BOTH)

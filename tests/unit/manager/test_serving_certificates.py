@@ -108,7 +108,7 @@ async def test_without_service_the_requesting_pod_is_certified(world: World, cha
         assert found == (None if change else "Approved")
 
 
-async def test_service_is_deleted_when_it_is_not_wanted_any_more(world: World) -> None:
+async def test_service_is_deleted_when_not_needed(world: World) -> None:
     async with world.running():
         assert uid_of(await service_of(world))
     async with world.running(WITHOUT_SERVICE):

@@ -45,7 +45,7 @@ async def test_secret_has_the_address_and_a_token(world: World) -> None:
         assert decoded(secret, "token")
 
 
-async def test_token_is_renewed_in_time_and_for_a_new_account(world: World) -> None:
+async def test_token_is_renewed_before_expiry_and_for_new_account(world: World) -> None:
     there, cluster = management(world)
     async with world.running(CONFIG, cluster):
         await world.join("east")

@@ -40,7 +40,7 @@ async def test_followed_log_is_streamed(world: World) -> None:
 
     world.physical.writing = writing
     lines.put_nowait(b"one\n")
-    async with world.asking(f"{LOG}?follow=true") as answer:
+    async with world.requesting(f"{LOG}?follow=true") as answer:
         assert await answer.content.readline() == b"one\n"
         lines.put_nowait(b"two\n")
         assert await answer.content.readline() == b"two\n"
@@ -54,7 +54,7 @@ async def test_disconnected_client_ends_the_physical_stream(world: World) -> Non
         await asyncio.Event().wait()
 
     world.physical.writing = writing
-    async with world.asking(f"{LOG}?follow=true") as answer:
+    async with world.requesting(f"{LOG}?follow=true") as answer:
         await answer.content.readline()
         assert not world.physical.ended.is_set()
     async with asyncio.timeout(30):
@@ -72,7 +72,7 @@ async def test_slow_reader_slows_the_writer(world: World) -> None:
 
     world.physical.writing = writing
     read, ahead = 0, 0
-    async with world.asking() as answer:
+    async with world.requesting() as answer:
         async for chunk in answer.content.iter_any():
             read += len(chunk)
             ahead = max(ahead, written - read)
@@ -89,7 +89,7 @@ async def test_concurrent_logs_are_limited(tmp_path: Path) -> None:
 
     async with new_world(tmp_path, places=1) as world:
         world.physical.writing = writing
-        async with world.asking(f"{LOG}?follow=true") as answer:
+        async with world.requesting(f"{LOG}?follow=true") as answer:
             await answer.content.readline()
             code, text = await world.ask()
             assert (code, "try again later" in text) == (429, True)

@@ -222,11 +222,11 @@ class World:
 
     async def ask(self, path: str = LOG, who: str = "operator's", method: str = "GET") -> tuple[int, str]:
         """Return the kubelet's response to a request with a token, or without one."""
-        async with self.asking(path, who, method) as answer:
+        async with self.requesting(path, who, method) as answer:
             return answer.status, await answer.text()
 
     @asynccontextmanager
-    async def asking(
+    async def requesting(
         self,
         path: str = LOG,
         who: str = "operator's",
@@ -241,7 +241,7 @@ class World:
             yield answer
 
     async def ask_with(self, certificate: tuple[Path, Path]) -> int:
-        async with self.asking(who="", certificate=certificate) as answer:
+        async with self.requesting(who="", certificate=certificate) as answer:
             return answer.status
 
     async def upgrade(

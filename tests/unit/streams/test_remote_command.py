@@ -226,7 +226,7 @@ async def test_unexpected_streams_are_reset(monkeypatch: pytest.MonkeyPatch) -> 
                 await server.start()
 
 
-async def test_streams_that_nobody_takes_are_limited() -> None:
+async def test_unread_streams_are_limited() -> None:
     async with connected() as (near, far):
         server, client = SpdyConnection(near, is_server=True), SpdyConnection(far, is_server=False)
 

@@ -75,7 +75,7 @@ def test_streams_transfer_headers_data_and_ends() -> None:
     assert client.receive_data(server.goaway_frame()) == [GoneAway()]
 
 
-def test_pings_of_the_peer_are_answered_and_others_are_not() -> None:
+def test_only_pings_of_the_peer_are_answered() -> None:
     client, server = SpdyProtocol(is_server=False), SpdyProtocol(is_server=True)
     ping = client.ping_frame()
     assert server.receive_data(ping) == []

@@ -161,7 +161,7 @@ async def test_refused_upgrade_returns_the_start_of_the_body() -> None:
         assert set(response.body) == {ord("n")}
 
 
-async def test_only_a_request_without_body_and_early_bytes_is_an_upgrade() -> None:
+async def test_request_with_body_or_early_bytes_is_no_upgrade() -> None:
     seen: list[bool] = []
 
     async def note(exchange: Exchange) -> None:

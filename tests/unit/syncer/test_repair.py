@@ -474,7 +474,7 @@ async def duplicate_twin(world: World, name: str, number: int = 0) -> Object:
     )
 
 
-def test_safety_rule_2_stray_is_deleted_after_two_checks() -> None:
+def test_safety_rule_2_orphan_is_deleted_after_two_checks() -> None:
     async def story(world: World) -> None:
         mended = counted("Orphans", "tapestry_mended_total")
         async with world.syncer():

@@ -510,7 +510,7 @@ def test_policy_that_stops_selecting_counts_as_removed() -> None:
     assert list(map(str, removed_policies(rules_with(elsewhere), new_node(), node, LATER))) == ["owner/a"]
 
 
-def test_removal_time_and_amounts_are_kept_while_needed() -> None:
+def test_removal_time_and_amounts_remain_while_needed() -> None:
     node = converged(None, desired(lease=new_lease(LeaseState.OPEN, new_policy("a"), cpu="3")))
     removed = removed_policies(rules_with(new_policy("b")), new_node(), node, LATER)
     closed = replace(

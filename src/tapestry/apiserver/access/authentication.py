@@ -30,7 +30,7 @@ CREDENTIAL_ID = "authentication.kubernetes.io/credential-id"
 LOCAL_HOST = re.compile(r"(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
 """A Host header that names this machine."""
 PROXY_HEADERS = frozenset({"forwarded", "via", "x-forwarded", "x-real-ip", "x-client-ip", "true-client-ip"})
-SAME_SITE_VALUES = ("none", "same-origin")
+SAME_ORIGIN_VALUES = ("none", "same-origin")
 """Values of Sec-Fetch-Site for requests that no other site has caused."""
 
 
@@ -100,7 +100,7 @@ def authenticate_localhost(credentials: Credentials) -> User | None:
     headers = credentials.headers
     if not LOCAL_HOST.fullmatch(headers.get("host", "")) or headers.get("origin"):
         return None
-    if headers.get("sec-fetch-site", "none").lower() not in SAME_SITE_VALUES or is_proxied(headers):
+    if headers.get("sec-fetch-site", "none").lower() not in SAME_ORIGIN_VALUES or is_proxied(headers):
         return None
     return LOCALHOST_USER
 

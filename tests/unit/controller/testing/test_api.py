@@ -20,7 +20,7 @@ from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, key_of, uid_of, version_of
 from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, PODS, SERVICE_ACCOUNTS, SERVICES, Resource
 
-from ...asking import COLLECTION, MERGE, POD, answer, created, done, names, new_watch, refused
+from ...api_requests import COLLECTION, MERGE, POD, answer, created, done, names, new_watch, rejection
 
 WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
 RESOURCES = (PODS, NAMESPACES, CONFIGMAPS, SERVICES, SERVICE_ACCOUNTS, CRDS, WIDGETS)
@@ -38,7 +38,7 @@ def new_pod(name: str = "p", **metadata: Any) -> Object:
 
 
 async def test_unlisted_resource_is_not_served() -> None:
-    assert (await refused(new_api(), "GET", "/api/v1/secrets"))["code"] == 404
+    assert (await rejection(new_api(), "GET", "/api/v1/secrets"))["code"] == 404
     assert (await done(new_api(), "GET", "/version"))["major"] == "1"
     listed = await done(new_api(), "GET", "/api/v1")
     assert {each["name"] for each in listed["resources"] if "/" not in each["name"]} == {
@@ -51,7 +51,7 @@ async def test_objects_are_defaulted_and_validated() -> None:
     pod = await created(api, {**new_pod(), "nonsense": True})
     assert "nonsense" not in pod
     assert (pod["spec"]["restartPolicy"], pod["status"]["phase"]) == ("Always", "Pending")
-    nothing = await refused(api, "POST", COLLECTION, {"metadata": {"name": "q"}, "spec": {"containers": []}})
+    nothing = await rejection(api, "POST", COLLECTION, {"metadata": {"name": "q"}, "spec": {"containers": []}})
     assert nothing["message"] == 'Pod "q" is invalid: spec.containers: Required value'
 
 
@@ -80,7 +80,7 @@ async def test_created_definition_is_served() -> None:
     gadgets = Resource("example.com", "v1", "Gadget", "gadgets", namespaced=False)
     found = await created(api, {"metadata": {"name": "g"}, "spec": {"size": 1, "colour": "red"}}, gadgets)
     assert found["spec"] == {"size": 1}
-    wrong = await refused(api, "POST", gadgets.path(), {"metadata": {"name": "h"}, "spec": {"size": "large"}})
+    wrong = await rejection(api, "POST", gadgets.path(), {"metadata": {"name": "h"}, "spec": {"size": "large"}})
     assert wrong["reason"] == "Invalid"
 
 
@@ -127,7 +127,7 @@ async def test_values_depend_on_the_name_only() -> None:
 async def test_recreated_object_gets_another_uid() -> None:
     api = new_api(seed=1)
     first = await created(api, new_pod())
-    assert (await refused(api, "POST", COLLECTION, new_pod()))["reason"] == "AlreadyExists"
+    assert (await rejection(api, "POST", COLLECTION, new_pod()))["reason"] == "AlreadyExists"
     await done(api, "DELETE", POD)
     assert uid_of(await created(api, new_pod())) != uid_of(first)
 
@@ -135,7 +135,7 @@ async def test_recreated_object_gets_another_uid() -> None:
 async def test_existing_service_is_already_exists() -> None:
     api = new_api()
     await created(api, specimen(SERVICES, "s", "default"), SERVICES)
-    again = await refused(api, "POST", SERVICES.path("default"), specimen(SERVICES, "s", "default"))
+    again = await rejection(api, "POST", SERVICES.path("default"), specimen(SERVICES, "s", "default"))
     assert again["reason"] == "AlreadyExists"
 
 
@@ -203,8 +203,8 @@ async def test_stale_affects_reads_but_not_writes() -> None:
         await created(api, new_pod("b"))
         await created(api, new_pod("c"))
         assert await names(api) == ["a", "b"]
-        assert (await refused(api, "GET", f"{COLLECTION}/c"))["code"] == 404
-        assert (await refused(api, "POST", COLLECTION, new_pod("c")))["reason"] == "AlreadyExists"
+        assert (await rejection(api, "GET", f"{COLLECTION}/c"))["code"] == 404
+        assert (await rejection(api, "POST", COLLECTION, new_pod("c")))["reason"] == "AlreadyExists"
         assert await events.brief() == ("ADDED", "a")
         assert await events.brief() == ("ADDED", "b")
         await done(api, "DELETE", f"{COLLECTION}/b")
@@ -274,7 +274,7 @@ async def test_page_after_compaction_is_gone() -> None:
     token = (await done(api, "GET", COLLECTION, limit="1"))["metadata"]["continue"]
     await created(api, new_pod("d"))
     api.compact()
-    status = await refused(api, "GET", COLLECTION, limit="1", **{"continue": token})
+    status = await rejection(api, "GET", COLLECTION, limit="1", **{"continue": token})
     assert (status["code"], status["reason"]) == (410, "Expired")
 
 

@@ -79,7 +79,7 @@ def poller(seconds: float) -> Scenario:
     return Scenario("poller", [CONFIGMAPS], setup, world)
 
 
-def test_polling_controller_is_named_with_key_and_calls_within_ten_seconds() -> None:
+def test_polling_controller_is_named_within_ten_seconds() -> None:
     start = time.monotonic()
     with pytest.raises(Endless, match="controller 'poller' reconciled 'default/source' 5,000 times") as raised:
         perturb(poller(0.1))

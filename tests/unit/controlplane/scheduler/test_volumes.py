@@ -160,7 +160,7 @@ def test_provisioning_respects_allowed_topologies() -> None:
     )
 
 
-def test_selected_node_is_kept() -> None:
+def test_selected_node_remains() -> None:
     claim = new_claim(metadata={"annotations": {SELECTED_NODE: "n2"}})
     assert reasons(storage([claim])) == {"n1": (NO_AVAILABLE_VOLUME,), "n2": (), "n3": (NO_AVAILABLE_VOLUME,)}
 

@@ -87,7 +87,7 @@ async def test_successful_jobs_over_limit_are_deleted(client: Client) -> None:
 
 
 @in_cluster("cronjobs", "jobs", nodes=1)
-async def test_one_failed_job_is_kept(client: Client) -> None:
+async def test_one_failed_job_remains(client: Client) -> None:
     await client.create(CRON_JOBS, new_cron_job(code="1"))
     await pass_time(35 * MINUTE)
     assert await minutes(client) == [30]

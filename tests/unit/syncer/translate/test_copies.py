@@ -144,7 +144,7 @@ def test_foreign_metadata_is_no_edit() -> None:
         ("kubernetes.io/tls", "kubernetes.io/tls"),
     ],
 )
-def test_secret_type_is_kept_unless_controllers_act_on_it(source_type: str | None, copy_type: str) -> None:
+def test_secret_type_is_copied_unless_controllers_use_it(source_type: str | None, copy_type: str) -> None:
     source = new_secret(data={"k": "dg=="}, **({"type": source_type} if source_type else {}))
     copy = desired_copy(source, EAST)
     assert copy["type"] == copy_type

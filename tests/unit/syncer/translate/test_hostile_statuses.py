@@ -116,12 +116,12 @@ def test_safety_rule_9_misleading_addresses_are_dropped(name: str) -> None:
 @pytest.mark.parametrize(
     "ip", ["10.0.0.1", "192.168.1.1", "100.64.0.1", "240.0.0.1", "8.8.8.8", "2001:db8::1", "fd00::1"]
 )
-def test_pod_addresses_are_kept(ip: str) -> None:
+def test_pod_addresses_remain(ip: str) -> None:
     assert is_routable(ip)
     assert sanitized_pod_status({"podIP": ip})["podIPs"] == [{"ip": ip}]
 
 
-def test_one_address_per_family_is_kept() -> None:
+def test_one_address_per_family_remains() -> None:
     ips = [{"ip": ip} for ip in ("10.0.0.1", "10.0.0.2", "2001:DB8::1", "2001:db8::2")]
     found = sanitized_pod_status({"podIP": "127.0.0.1", "podIPs": ips})
     assert (found["podIP"], found["podIPs"]) == ("10.0.0.1", [{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}])

@@ -208,7 +208,7 @@ def test_unchanged_twin_is_not_patched() -> None:
     assert twin_patch(created, twin_of(new_pod())) is None
 
 
-def test_webhook_changes_are_kept() -> None:
+def test_webhook_changes_remain() -> None:
     created = twin_of(new_pod(metadata={"labels": {"app": "web"}}))
     changed = {
         **created,

@@ -30,8 +30,8 @@ async def done(api: Transport, method: str, path: str, body: Any = None, *args: 
     return found
 
 
-async def refused(api: Transport, method: str, path: str, body: Any = None, *args: Any, **query: str) -> Any:
-    """Send a request that must be refused and return the Status."""
+async def rejection(api: Transport, method: str, path: str, body: Any = None, *args: Any, **query: str) -> Any:
+    """Send a request that must be rejection and return the Status."""
     code, found = await answer(api, method, path, body, *args, **query)
     assert code >= 400, found
     assert (found["kind"], found["status"], found["code"]) == ("Status", "Failure", code)
