@@ -123,3 +123,13 @@ def test_links_lead_somewhere(document: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(), flags=re.DOTALL)
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_each_question_on_places_has_an_existing_file() -> None:
+    text = (ROOT / "docs" / "concepts" / "where-to-change.md").read_text()
+    questions = re.findall(r"^(\d+)\. \.\.\. ", text, flags=re.MULTILINE)
+    answers = dict(re.findall(r"\| (\d+) \| `([^`]+)`", text))
+    assert questions == [str(number) for number in range(1, len(questions) + 1)]
+    assert len(questions) >= 20
+    assert sorted(answers) == sorted(questions)
+    assert [path for path in answers.values() if not (reference.SOURCE / path).is_file()] == []
