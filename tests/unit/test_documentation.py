@@ -107,6 +107,24 @@ def test_a_translation_has_the_commands_of_its_original(path: str) -> None:
     assert expected == documented
 
 
+@pytest.mark.parametrize("path", ["README", "docs/tutorials/first-steps"])
+def test_a_translation_has_the_headings_and_links_of_its_original(path: str) -> None:
+    original, translation = ((ROOT / f"{path}{end}").read_text() for end in (".md", ".zh-CN.md"))
+    assert headings(original) == headings(translation)
+    assert links(original) == links(translation)
+
+
+def headings(text: str) -> list[str]:
+    """The levels of the headings, in order."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"^(#+) ", prose, flags=re.MULTILINE)
+
+
+def links(text: str) -> set[str]:
+    """The targets of the links, which may be translations."""
+    return {target.replace(".zh-CN.md", ".md") for target in re.findall(r"\]\(([^)#]+)", text)}
+
+
 def test_the_tutorial_shows_the_controller_as_it_is() -> None:
     text = (ROOT / "docs" / "tutorials" / "first-controller.md").read_text()
     pieces = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
