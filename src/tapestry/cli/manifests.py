@@ -95,7 +95,7 @@ def print_objects(objects: Iterable[Object]) -> None:
 @command("tapestry uninstall-check")
 @with_virtual_cluster
 def uninstall_check(**options: Any) -> None:
-    """Fail while ClusterBindings exist: without Tapestry, nobody would end their leases.
+    """Fail while ClusterBindings exist: without Tapestry, their leases would not end.
 
     The chart runs this before it is uninstalled.
     """

@@ -142,7 +142,7 @@ async def send_sizes(session: CommandSession) -> None:
         while True:
             changed.clear()
             width, height = terminal.terminal_size()
-            if width and height:  # a terminal that nobody looks at may have no size
+            if width and height:  # a terminal without a window may have no size
                 await session.resize(width, height)
             await changed.wait()
 

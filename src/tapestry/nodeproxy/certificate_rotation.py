@@ -1,6 +1,6 @@
 """Rotation of the serving certificate: from files or a Secret, or requested from the cluster.
 
-A request stays pending until somebody approves or denies it, or until the cluster deletes it.  Until then the server
+A request stays pending until it is approved or denied, or until the cluster deletes it.  Until then the server
 keeps the certificate that it has.  At first, this is a self-signed one.
 """
 

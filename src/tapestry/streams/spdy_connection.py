@@ -81,7 +81,7 @@ class SpdyConnection:
         self.streams: dict[int, SpdyStream] = {}
         """Streams whose input has not ended."""
         self._opened: asyncio.Queue[SpdyStream] = asyncio.Queue()
-        """Streams of the peer that nobody has taken."""
+        """Streams of the peer that were not accepted yet."""
         self._is_closing = False
         self._is_gone_away = False
         self._finished = asyncio.Event()
