@@ -108,7 +108,7 @@ def test_a_translation_has_the_commands_of_its_original(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["README", "docs/tutorials/first-steps"])
-def test_a_translation_has_the_headings_and_links_of_its_original(path: str) -> None:
+def test_translation_has_headings_and_links_of_original(path: str) -> None:
     original, translation = ((ROOT / f"{path}{end}").read_text() for end in (".md", ".zh-CN.md"))
     assert headings(original) == headings(translation)
     assert links(original) == links(translation)
