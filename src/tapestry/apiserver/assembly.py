@@ -78,9 +78,9 @@ from tapestry.apiserver.customresources.conversions import Converter
 from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy
 from tapestry.apiserver.defaults import kinds as defaults
 from tapestry.apiserver.defaults import server_fields
+from tapestry.apiserver.documents.discovery import version_info
 from tapestry.apiserver.documents.document_cache import DocumentCache, built_in_documents
 from tapestry.apiserver.documents.document_handler import DocumentHandler
-from tapestry.apiserver.documents.version_info import version_info
 from tapestry.apiserver.fieldmanager.apply import FieldManager
 from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas, published_merge_schemas
 from tapestry.apiserver.handlers.pipeline import (

@@ -26,8 +26,7 @@ from tapestry.cli.help_text import command
 from tapestry.cli.kubectl_command import CONTAINER_OPTION, default_container_with_note, kubectl_command
 from tapestry.client.transport import JSON
 from tapestry.inspect.anykind import manifests, views
-from tapestry.inspect.anykind.kubectl_lite import KubectlLite, kind_rows, split_annotation_arguments
-from tapestry.inspect.anykind.log_lines import copy_lines
+from tapestry.inspect.anykind.kubectl_lite import KubectlLite, copy_lines, kind_rows, split_annotation_arguments
 from tapestry.inspect.anykind.resource_mapper import Target, discover, display_name, resources_named
 from tapestry.inspect.anykind.views import ListOptions
 from tapestry.inspect.anykind.wait_conditions import CONDITION_FORMS

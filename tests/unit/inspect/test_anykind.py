@@ -12,9 +12,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.inspect.anykind import log_lines, manifests, views
-from tapestry.inspect.anykind.kubectl_lite import KubectlLite, defaulted_note, kind_rows, split_annotation_arguments
-from tapestry.inspect.anykind.log_lines import copy_lines
+from tapestry.inspect.anykind import kubectl_lite, manifests, views
+from tapestry.inspect.anykind.kubectl_lite import (
+    KubectlLite,
+    copy_lines,
+    defaulted_note,
+    kind_rows,
+    split_annotation_arguments,
+)
 from tapestry.inspect.anykind.resource_mapper import Target
 from tapestry.inspect.anykind.views import ListOptions
 from tapestry.inspect.anykind.wait_conditions import parse_wait_condition
@@ -265,7 +270,7 @@ async def test_lines_of_several_logs_are_not_mixed() -> None:
 
 
 async def test_endless_line_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_lines, "MAX_LINE_BYTES", 4)
+    monkeypatch.setattr(kubectl_lite, "MAX_LINE_BYTES", 4)
     written: list[bytes] = []
     await copy_lines([chunks(b"a\nb", b"cdef", b"gh\n")], written.append)
     assert written == [b"a\n", b"bcdef", b"gh\n"]

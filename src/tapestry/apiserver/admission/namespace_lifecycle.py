@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.core import api_errors
-from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.requests import WriteRequest, admission_forbidden
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, is_deleting
 from tapestry.kube.resources import NAMESPACES

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.certificate_requests import SIGNING_REQUESTS, common_name, parse_request
 from tapestry.apiserver.core.references import (
@@ -31,7 +30,15 @@ from tapestry.apiserver.core.references import (
     referenced_api_objects,
 )
 from tapestry.apiserver.core.request_bodies import decoded_body
-from tapestry.apiserver.core.requests import Attributes, Authorize, Call, Target, WriteRequest, unserved_resource_info
+from tapestry.apiserver.core.requests import (
+    Attributes,
+    Authorize,
+    Call,
+    Target,
+    WriteRequest,
+    admission_forbidden,
+    unserved_resource_info,
+)
 from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.errors import Forbidden

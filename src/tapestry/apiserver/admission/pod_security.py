@@ -14,9 +14,8 @@ from itertools import groupby
 
 import msgspec
 
-from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.core import api_errors
-from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.requests import WriteRequest, admission_forbidden
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, labels_of, name_of, value_at
 from tapestry.kube.pod_security import CHECKS_BY_LEVEL, Violation, violations

@@ -4,8 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.requests import WriteRequest, admission_forbidden
 from tapestry.apiserver.core.spec_cache import memoized_and_interned
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, name_of

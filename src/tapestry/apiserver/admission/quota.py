@@ -12,9 +12,8 @@ from datetime import datetime
 
 import msgspec
 
-from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.core import api_errors
-from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.requests import WriteRequest, admission_forbidden
 from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.core.storage_codec import encode_for_storage
 from tapestry.apiserver.core.store import Key, ObjectVersion, Store, VersionConflict

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.requests import WriteRequest, admission_forbidden
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object
 from tapestry.kube.quantity import ResourceList

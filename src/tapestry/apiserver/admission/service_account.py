@@ -9,8 +9,7 @@ from random import Random
 
 import msgspec
 
-from tapestry.apiserver.admission.errors import admission_forbidden
-from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.requests import WriteRequest, admission_forbidden
 from tapestry.apiserver.core.spec_cache import memoized, memoized_and_interned, variant
 from tapestry.apiserver.core.store import ObjectVersion, Store
 from tapestry.kube.names import generated_suffix

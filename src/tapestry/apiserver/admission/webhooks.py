@@ -12,7 +12,6 @@ from uuid import uuid4
 import msgspec
 from msgspec import structs
 
-from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.admission.expression_variables import expression_variables
 from tapestry.apiserver.admission.matching import AdmissionAttributes, admission_attributes, posted_attributes
 from tapestry.apiserver.admission.reviews import (
@@ -35,6 +34,7 @@ from tapestry.apiserver.core.requests import (
     Step,
     Target,
     WriteRequest,
+    admission_forbidden,
     object_from_body,
 )
 from tapestry.apiserver.core.resource_registry import ResourceRegistry

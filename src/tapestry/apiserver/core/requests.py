@@ -356,3 +356,10 @@ def object_from_body(target: Target, body: Any) -> Object:
 
 def without_empty_fields(metadata: Object, keep: tuple[str, ...] = ()) -> Object:
     return {key: value for key, value in metadata.items() if value or key in keep or isinstance(value, int)}
+
+
+def admission_forbidden(request: WriteRequest, reason: str, causes: list[Object] | None = None) -> Forbidden:
+    """Return the error of an admission plugin that rejects a write."""
+    resource, name = request.target.info.resource, request.target.name or request.name
+    details = api_errors.status_details(resource, name) | ({"causes": causes} if causes else {})
+    return Forbidden(403, "Forbidden", f'{resource.name} "{name}" is forbidden: {reason}', details=details)

@@ -1,5 +1,6 @@
-"""Discovery documents, in the legacy and the aggregated form."""
+"""Discovery documents, in the legacy and the aggregated form, and the version of the served API."""
 
+import platform
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -8,6 +9,8 @@ from tapestry.apiserver.aggregation.remote_documents import RemoteGroupVersion
 from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
 from tapestry.kube.objects import Object
 
+RELEASES = {"v1.34.3": ("df11db1c0f08fab3c0baee1e5ce6efbf816af7f1", "2025-12-09T14:59:13Z")}
+"""Commit and build date of each Kubernetes release whose API data we ship."""
 AGGREGATED = "APIGroupDiscoveryList"
 
 
@@ -137,3 +140,27 @@ def aggregated_entry(info: ResourceInfo) -> Object:
             for sub in info.subresources.values()
         ]
     return entry
+
+
+def version_info(version: str) -> Object:
+    """Return the body of /version: the Kubernetes release of the API, and the Python version.
+
+    `kubectl --match-server-version` compares version, commit and tree state with its own.
+    """
+    major, minor, _ = version.removeprefix("v").split(".", 2)
+    commit, built = RELEASES[version]
+    return {
+        "major": major,
+        "minor": minor,
+        "emulationMajor": major,
+        "emulationMinor": minor,
+        "minCompatibilityMajor": major,
+        "minCompatibilityMinor": str(int(minor) - 1),
+        "gitVersion": version,
+        "gitCommit": commit,
+        "gitTreeState": "clean",
+        "buildDate": built,
+        "goVersion": f"python{platform.python_version()}",
+        "compiler": platform.python_implementation().lower(),
+        "platform": "linux/amd64",
+    }

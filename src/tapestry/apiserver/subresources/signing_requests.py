@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tapestry.apiserver.admission.errors import admission_forbidden
 from tapestry.apiserver.core.certificate_requests import organizations, parse_request
 from tapestry.apiserver.core.requests import (
     MASTERS_GROUP,
@@ -13,6 +12,7 @@ from tapestry.apiserver.core.requests import (
     Target,
     User,
     WriteRequest,
+    admission_forbidden,
     unserved_resource_info,
     user_info,
 )
