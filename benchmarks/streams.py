@@ -47,7 +47,7 @@ LEASED = "leased pod: "
 
 
 class Sides(Protocol):
-    """Returns the access to a pod over a protocol: through us, or through kube-apiserver alone if it is `real`."""
+    """Access to a pod over a protocol: through us, or through kube-apiserver alone if it is `real`."""
 
     def __call__(self, protocol: str, *, real: bool) -> Access: ...
 

@@ -211,7 +211,7 @@ def test_kubelet_runs_the_loaded_image(layout: Path, node_network: None, node_ki
 
 
 @pytest.mark.long
-def test_images_of_both_architectures_have_the_same_files_and_are_small(
+def test_images_of_both_architectures_have_same_files_and_size(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     build(tmp_path / "layout")

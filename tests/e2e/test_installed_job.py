@@ -23,7 +23,7 @@ from .prometheus import wait_for
 from .test_installed_release import (
     IN_SYSTEM,
     ROOT,
-    Site,
+    InstalledClusters,
     install_chart,
     installed_objects,
     join,
@@ -44,61 +44,63 @@ RENEWAL_SECONDS = 240
 
 
 @pytest.fixture
-def site(node_network: None, node_kit: Kit, tmp_path: Path) -> Iterator[Site]:
+def clusters(node_network: None, node_kit: Kit, tmp_path: Path) -> Iterator[InstalledClusters]:
     with (
         virtual_cluster(tmp_path, node_kit) as virtual,
         control_plane_of(tmp_path / "east", node_kit, kubelet_flags(tmp_path / "east")) as plane,
         RealNode("n1", 1, plane, tmp_path / "east-node", node_kit) as node,
     ):
         node.wait_until_ready()
-        yield Site(virtual, {"east": PhysicalCluster(plane, node_kit.assets, node)}, tmp_path)
+        yield InstalledClusters(virtual, {"east": PhysicalCluster(plane, node_kit.assets, node)}, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_syncer_in_a_management_cluster_survives_a_renewed_token(site: Site) -> None:
-    east, renewal = site.physical["east"], f"--overwrite {keys.TOKENS_RENEWAL}=2026-01-01T00:00:00Z".split()
+def test_syncer_in_a_management_cluster_survives_a_renewed_token(clusters: InstalledClusters) -> None:
+    east, renewal = clusters.physical["east"], f"--overwrite {keys.TOKENS_RENEWAL}=2026-01-01T00:00:00Z".split()
     try:
-        install_in_management_cluster(site, east)
-        prepare(site, "east", str(ROOT / "charts/tapestry-worker"))
-        join(site, "east")
-        wait_for_node(site, "east")
-        run_job(site)
+        install_in_management_cluster(clusters, east)
+        prepare(clusters, "east", str(ROOT / "charts/tapestry-worker"))
+        join(clusters, "east")
+        wait_for_node(clusters, "east")
+        run_job(clusters)
         [pod] = syncer_pods(east)
-        assert syncer_pods(site.virtual) == []
+        assert syncer_pods(clusters.virtual) == []
         first = token_id(east)
-        wait_until_used(site, first)
+        wait_until_used(clusters, first)
         east.kubectl("annotate", SECRET, IN_SYSTEM, *renewal)
-        touch_binding(site)
+        touch_binding(clusters)
         wait_until(lambda: token_id(east) != first)
-        wait_until_used(site, token_id(east))  # after the kubelet has updated the mounted Secret
-        run_job(site, "after-renewal", "east")
+        wait_until_used(clusters, token_id(east))  # after the kubelet has updated the mounted Secret
+        run_job(clusters, "after-renewal", "east")
         [after] = syncer_pods(east)
         assert uid_of(after) == uid_of(pod)
         assert after["status"]["containerStatuses"][0]["restartCount"] == 0
-        unbind(site)
+        unbind(clusters)
         assert syncer_pods(east) == []
-        uninstall_chart(site)
+        uninstall_chart(clusters)
     except BaseException as error:
-        error.add_note(site.diagnostics())
+        error.add_note(clusters.diagnostics())
         raise
 
 
-def install_in_management_cluster(site: Site, east: PhysicalCluster) -> None:
+def install_in_management_cluster(clusters: InstalledClusters, east: PhysicalCluster) -> None:
     """Follow the guide: an account in the management cluster, and a Secret with access to it."""
-    east.node.run("ctr", "--namespace=k8s.io", "images", "import", site.folder / "image.tar")
-    site.apply(tapestry("manifests", "--management"), east)
-    token, kubeconfig = site.folder / "token", site.folder / "kubeconfig"
+    east.node.run("ctr", "--namespace=k8s.io", "images", "import", clusters.folder / "image.tar")
+    clusters.apply(tapestry("manifests", "--management"), east)
+    token, kubeconfig = clusters.folder / "token", clusters.folder / "kubeconfig"
     token.write_text(east.kubectl("create", "token", "tapestry-manager", IN_SYSTEM))
     config = json.loads(east.plane.kubeconfig.read_text())
     config["users"][0]["user"] = {"tokenFile": "token"}
     kubeconfig.write_text(json.dumps(config))
-    site.virtual.kubectl("create", "namespace", SYSTEM)
+    clusters.virtual.kubectl("create", "namespace", SYSTEM)
     files = (f"--from-file={kubeconfig}", f"--from-file={token}")
-    site.virtual.kubectl("create", "secret", "generic", "management", IN_SYSTEM, *files)
-    values = f"managementCluster.kubeconfigSecret=management,managementCluster.virtualServer={site.virtual.plane.url}"
+    clusters.virtual.kubectl("create", "secret", "generic", "management", IN_SYSTEM, *files)
+    values = (
+        f"managementCluster.kubeconfigSecret=management,managementCluster.virtualServer={clusters.virtual.plane.url}"
+    )
     replicas = "manager.replicas=1,syncer.replicas=1"
-    install_chart(site, str(ROOT / "charts/tapestry"), f"--set={replicas},{values}")
+    install_chart(clusters, str(ROOT / "charts/tapestry"), f"--set={replicas},{values}")
 
 
 def syncer_pods(cluster: Cluster) -> list[Object]:
@@ -114,17 +116,17 @@ def token_id(east: Cluster) -> str:
     return found
 
 
-def touch_binding(site: Site) -> None:
+def touch_binding(clusters: InstalledClusters) -> None:
     """Let the manager check the binding now. Otherwise it does so every five minutes."""
     patch = json.dumps({"spec": {"unbindGraceSeconds": 1}})
-    site.virtual.kubectl("patch", "clusterbinding/east", "--type=merge", f"--patch={patch}")
+    clusters.virtual.kubectl("patch", "clusterbinding/east", "--type=merge", f"--patch={patch}")
 
 
-def wait_until_used(site: Site, token: str) -> None:
+def wait_until_used(clusters: InstalledClusters, token: str) -> None:
     """Wait until the syncer sends a request with a token, according to the audit log."""
 
     def is_used() -> bool:
-        entries = site.virtual.plane.audit_log.read_text().split("\n")[:-1]  # without one that is being written
+        entries = clusters.virtual.plane.audit_log.read_text().split("\n")[:-1]  # without one that is being written
         users = (json.loads(each)["user"] for each in entries if f"JTI={token}" in each)
         return any(f"JTI={token}" in each.get("extra", {}).get(CREDENTIAL, ()) for each in users)
 
@@ -135,20 +137,20 @@ def wait_until(is_done: Callable[[], bool]) -> None:
     wait_for(is_done, bool, RENEWAL_SECONDS)
 
 
-def test_job_runs_in_a_prepared_cluster(site: Site) -> None:
-    before = installed_objects(site.virtual), installed_objects(site.physical["east"])
+def test_job_runs_in_a_prepared_cluster(clusters: InstalledClusters) -> None:
+    before = installed_objects(clusters.virtual), installed_objects(clusters.physical["east"])
     try:
-        install_chart(site, str(ROOT / "charts/tapestry"), "--set=manager.replicas=1,syncer.replicas=1")
-        prepare(site, "east", str(ROOT / "charts/tapestry-worker"))
-        join(site, "east")
-        wait_for_node(site, "east")
-        run_job(site)
-        unbind(site)
-        uninstall_chart(site)
+        install_chart(clusters, str(ROOT / "charts/tapestry"), "--set=manager.replicas=1,syncer.replicas=1")
+        prepare(clusters, "east", str(ROOT / "charts/tapestry-worker"))
+        join(clusters, "east")
+        wait_for_node(clusters, "east")
+        run_job(clusters)
+        unbind(clusters)
+        uninstall_chart(clusters)
     except BaseException as error:
-        error.add_note(site.diagnostics())
+        error.add_note(clusters.diagnostics())
         raise
-    kinds = {each.split()[0] for each in installed_objects(site.virtual) - before[0]}
+    kinds = {each.split()[0] for each in installed_objects(clusters.virtual) - before[0]}
     assert kinds <= {"CustomResourceDefinition", "Namespace", "ServiceAccount"}  # the namespace of the release
-    left = installed_objects(site.physical["east"]) - before[1]
+    left = installed_objects(clusters.physical["east"]) - before[1]
     assert left == {"CustomResourceDefinition resourceleasingpolicies.cloud.tencent.com "}

@@ -127,7 +127,7 @@ spec:
 
 
 @dataclass(frozen=True)
-class Site:
+class InstalledClusters:
     """A virtual cluster, its physical clusters and a folder for files."""
 
     virtual: PhysicalCluster
@@ -168,13 +168,13 @@ def objects(cluster: Cluster, *arguments: str) -> list[Object]:
 @pytest.fixture(scope="module")
 def site(
     physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
+) -> Iterator[InstalledClusters]:
     folder = tmp_path_factory.mktemp("release")
     (folder / "volumes").mkdir()
     with virtual_cluster(folder, node_kit) as virtual, ExitStack() as drivers:
         for cluster in physical_clusters.values():
             drivers.enter_context(running_csi_driver(cluster.node, folder / "volumes"))
-        yield Site(virtual, physical_clusters, folder)
+        yield InstalledClusters(virtual, physical_clusters, folder)
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def virtual_cluster(folder: Path, node_kit: Kit) -> Iterator[PhysicalCluster]:
 
 
 def test_release_from_installation_to_uninstallation(
-    site: Site, record_property: Callable[[str, object], None]
+    site: InstalledClusters, record_property: Callable[[str, object], None]
 ) -> None:
     before = installed_objects(site.virtual)
     steps = (
@@ -233,11 +233,11 @@ def installed_objects(cluster: Cluster) -> set[str]:
     return set(text.splitlines())
 
 
-def install(site: Site) -> None:
+def install(site: InstalledClusters) -> None:
     install_chart(site, released_chart("tapestry"))
 
 
-def install_chart(site: Site, path: str, *options: str) -> None:
+def install_chart(site: InstalledClusters, path: str, *options: str) -> None:
     repository, _, tag = image.NAME.partition(":")
     values = f"image.repository={repository},image.tag={tag}"
     values += ",syncer.kubeletService=false"  # kube-apiserver runs beside the nodes, where Services have no addresses
@@ -245,7 +245,7 @@ def install_chart(site: Site, path: str, *options: str) -> None:
     site.helm(site.virtual, "install", *chart, f"--set={values}", *options, "--wait")
 
 
-def prepare_and_join(site: Site) -> None:
+def prepare_and_join(site: InstalledClusters) -> None:
     """Each owner installs the worker chart. Joining then creates nothing in the physical cluster."""
     for name in site.physical:
         lease = "--set=lease.forceReclaim=true,lease.gracefulReclaimPeriodSeconds=2,quota.pods=20"
@@ -260,32 +260,32 @@ def prepare_and_join(site: Site) -> None:
         wait_for_node(site, name)
 
 
-def prepare(site: Site, name: str, chart: str, *options: str) -> None:
+def prepare(site: InstalledClusters, name: str, chart: str, *options: str) -> None:
     values = site.folder / f"{name}.yaml"
     values.write_text(site.tapestry("join", name, "--print-worker-values"))
     site.helm(site.physical[name], "install", "worker", chart, f"--values={values}", *options)
 
 
-def wait_for_node(site: Site, name: str) -> None:
+def wait_for_node(site: InstalledClusters, name: str) -> None:
     for state in ("create", "condition=Ready"):
         site.virtual.kubectl("wait", f"node/vnode-{name}-n1", f"--for={state}", TIMEOUT)
 
 
-def join(site: Site, name: str) -> None:
+def join(site: InstalledClusters, name: str) -> None:
     kubeconfig = site.physical[name].plane.kubeconfig
     assert "permissions, checked as the syncer" in site.tapestry(
         "join", name, "--cluster-kubeconfig", kubeconfig, "--prepared"
     )
 
 
-def run_job(site: Site, name: str = "first", cluster: str = "east") -> None:
+def run_job(site: InstalledClusters, name: str = "first", cluster: str = "east") -> None:
     site.apply(JOB % (name, f"vnode-{cluster}-n1", IMAGE))
     site.virtual.kubectl("wait", f"job/{name}", "--for=condition=Complete", TIMEOUT)
     assert site.virtual.kubectl("logs", f"job/{name}").startswith(f"done by {name}-")
     site.virtual.kubectl("delete", f"job/{name}", TIMEOUT)
 
 
-def run_deployment(site: Site) -> None:
+def run_deployment(site: InstalledClusters) -> None:
     site.apply(WORKLOAD)
     wait_for_rollout(site)
     assert sorted(map(cluster_of, site.pods())) == ["east", "west"]
@@ -293,19 +293,19 @@ def run_deployment(site: Site) -> None:
         assert site.virtual.kubectl("exec", name_of(pod), "--", "cat", f"/data/{name_of(pod)}") == "hello"
 
 
-def files_in_volume(site: Site) -> set[str]:
+def files_in_volume(site: InstalledClusters) -> set[str]:
     """Return the names in the volume, as a pod sees them: those of all pods that have mounted it."""
     return set(site.virtual.kubectl("exec", name_of(site.pods()[0]), "--", "ls", "/data").split())
 
 
-def memory(site: Site) -> str:
+def memory(site: InstalledClusters) -> str:
     """Return the working sets of the containers of Tapestry, as the kubelet measures them."""
     page = site.virtual.kubectl("get", "--raw", "/api/v1/nodes/v1/proxy/metrics/resource")
     pattern = rf'container_memory_working_set_bytes{{container="(\w+)",namespace="{SYSTEM}",.*}} (\S+) '
     return ", ".join(f"{name} {float(size) / 1e6:.0f} MB" for name, size in re.findall(pattern, page))
 
 
-def wait_for_rollout(site: Site) -> None:
+def wait_for_rollout(site: InstalledClusters) -> None:
     site.virtual.kubectl("rollout", "status", "deployment/web", TIMEOUT)
 
 
@@ -315,7 +315,7 @@ def cluster_of(pod: Object) -> str:
     return cluster
 
 
-def scrape(site: Site) -> None:
+def scrape(site: InstalledClusters) -> None:
     """Prometheus has no access to the metrics of the release until its account has the role for readers."""
     kubectl, account = site.virtual.kubectl, ("monitoring", "prometheus")
     kubectl("create", "namespace", account[0])
@@ -351,7 +351,7 @@ def scrape(site: Site) -> None:
     kubectl("delete", f"namespace/{account[0]}", TIMEOUT)
 
 
-def metrics_endpoints(site: Site) -> list[str]:
+def metrics_endpoints(site: InstalledClusters) -> list[str]:
     """Return the addresses behind the Services that a ServiceMonitor of the chart selects."""
     selector = "--selector=app.kubernetes.io/part-of=tapestry,app.kubernetes.io/component=metrics"
     return [
@@ -366,7 +366,7 @@ def metrics_endpoints(site: Site) -> list[str]:
     ]
 
 
-def drain_syncer(site: Site) -> None:
+def drain_syncer(site: InstalledClusters) -> None:
     """A drain evicts the only replica of a syncer: its disruption budget allows that."""
     syncer, node = "tapestry-syncer-east", site.virtual.node.name
     site.virtual.kubectl("scale", f"deployment/{syncer}", "--replicas=1", IN_SYSTEM)
@@ -383,7 +383,7 @@ def drain_syncer(site: Site) -> None:
     run_job(site, "after-drain", "east")
 
 
-def upgrade_while_pods_run(site: Site) -> None:
+def upgrade_while_pods_run(site: InstalledClusters) -> None:
     """From the last released charts to those of the tree, back, and to them again: no pod changes.
 
     Each step replaces the manager and all syncers.
@@ -402,13 +402,13 @@ def upgrade_while_pods_run(site: Site) -> None:
     run_job(site, "after-upgrade", "west")
 
 
-def versions(site: Site) -> dict[str, str]:
+def versions(site: InstalledClusters) -> dict[str, str]:
     """Return the UIDs and versions of all pods of the Deployment and of their twins."""
     pods = [*site.pods(), *(twin for name in site.physical for twin in site.twins(name))]
     return {pod["metadata"]["uid"]: pod["metadata"]["resourceVersion"] for pod in pods}
 
 
-def wait_for_syncers(site: Site, cpu: str) -> None:
+def wait_for_syncers(site: InstalledClusters, cpu: str) -> None:
     """Wait until the manager has changed all syncers and their new pods are ready."""
     for name in site.physical:
         deployment = (f"deployment/tapestry-syncer-{name}", IN_SYSTEM, TIMEOUT)
@@ -417,7 +417,7 @@ def wait_for_syncers(site: Site, cpu: str) -> None:
         site.virtual.kubectl("rollout", "status", *deployment)
 
 
-def rotate_credential(site: Site) -> None:
+def rotate_credential(site: InstalledClusters) -> None:
     """A new account invalidates the old token. Joining again takes a token of the new one."""
     east = site.physical["east"]
     before = versions(site)
@@ -432,7 +432,7 @@ def rotate_credential(site: Site) -> None:
     assert versions(site) == before
 
 
-def close_window(site: Site) -> None:
+def close_window(site: InstalledClusters) -> None:
     """The owner sets a window that is open. Pods run until its end, and then in the other cluster."""
     before = versions(site)
     edge = (datetime.now(UTC) + timedelta(minutes=2)).replace(second=0, microsecond=0)
@@ -448,18 +448,18 @@ def close_window(site: Site) -> None:
     assert files_in_volume(site) > written  # also of the pod that ran in the other cluster
 
 
-def set_values(site: Site, name: str, *values: str) -> None:
+def set_values(site: InstalledClusters, name: str, *values: str) -> None:
     chart = ("worker", str(ROOT / "charts/tapestry-worker"))
     site.helm(site.physical[name], "upgrade", *chart, REUSE, *values)
 
 
-def wait_until_gone(site: Site, name: str) -> None:
+def wait_until_gone(site: InstalledClusters, name: str) -> None:
     twins = [f"pod/{name_of(twin)}" for twin in site.twins(name)]
     if twins:
         site.physical[name].kubectl("wait", *twins, IN_MOUNT, "--for=delete", TIMEOUT)
 
 
-def use_kill_switch(site: Site) -> None:
+def use_kill_switch(site: InstalledClusters) -> None:
     reclaimed = [f"pod/{name_of(pod)}" for pod in site.pods()]
     set_values(site, "west", "--set=reclaimNow=true")
     wait_until_gone(site, "west")
@@ -469,7 +469,7 @@ def use_kill_switch(site: Site) -> None:
     wait_for_rollout(site)
 
 
-def unbind(site: Site) -> None:
+def unbind(site: InstalledClusters) -> None:
     for name in site.physical:
         if name == list(site.physical)[-1]:
             with pytest.raises(RuntimeError, match="tapestry-uninstall-check failed"):
@@ -481,11 +481,11 @@ def unbind(site: Site) -> None:
         site.physical[name].kubectl("wait", f"namespace/{MOUNT}", "--for=delete", TIMEOUT)
 
 
-def uninstall(site: Site) -> None:
+def uninstall(site: InstalledClusters) -> None:
     site.virtual.kubectl("delete", "deployment/web", "configmap/page", TIMEOUT)
     uninstall_chart(site)
 
 
-def uninstall_chart(site: Site) -> None:
+def uninstall_chart(site: InstalledClusters) -> None:
     site.helm(site.virtual, "uninstall", "tapestry", IN_SYSTEM, "--wait")
     site.virtual.kubectl("wait", "pods", "--all", IN_SYSTEM, "--for=delete", TIMEOUT)

@@ -246,7 +246,7 @@ async def test_stolen_token_gives_no_access_beyond_its_binding(stolen: Stolen) -
     allowed = [*for_pods, patch(core("nodes", NODE)), patch(core("pods", "work", "team-a"))]
     assert {status for status, _ in await stolen.statuses(allowed)} <= {200, 201}
     assert await approved_requests(stolen) == ["own"]
-    await site.virtual.delete(PODS, object_named("work", "team-a"), grace_seconds=0)
+    await clusters.virtual.delete(PODS, object_named("work", "team-a"), grace_seconds=0)
     await wait_until_refused(stolen, for_pods)
 
 
@@ -270,11 +270,11 @@ async def test_server_without_admission_policies_restricts_by_name(kube_assets: 
         async with installation(plane, below, tmp_path) as stolen:
             async with client_of(plane) as client:
                 assert not await is_served(client, ADMISSION_POLICIES)
-            await add_targets(stolen.site)
-            await stolen.site.add_node("n1")
-            await stolen.site.wait_for_virtual_node("n1")
-            await mapped_pod(stolen.site)
-            binding = await stolen.site.wait_for_binding(lambda obj: is_condition_true(obj, "Ready"))
+            await add_targets(stolen.clusters)
+            await stolen.clusters.add_node("n1")
+            await stolen.clusters.wait_for_virtual_node("n1")
+            await mapped_pod(stolen.clusters)
+            binding = await stolen.clusters.wait_for_binding(lambda obj: is_condition_true(obj, "Ready"))
             condition = find_condition(binding["status"]["conditions"], "Restricted") or {}
             assert (condition["status"], condition["reason"]) == ("False", "AdmissionPoliciesMissing")
             assert "all pods, nodes of other bindings" in condition["message"]
