@@ -27,7 +27,12 @@ from tapestry.apiserver.access.bootstrap_roles import BOOTSTRAP_CHECK, check_boo
 from tapestry.apiserver.access.certificate_authenticator import CertificateAuthenticator, load_trusted_cas
 from tapestry.apiserver.access.certificates import CertificateAuthority, front_proxy_ca
 from tapestry.apiserver.access.ephemeral_tokens import TOKENS_FILE as TOKENS
-from tapestry.apiserver.access.ephemeral_tokens import EphemeralTokenAuthenticator, load_tokens, remove_expired_tokens
+from tapestry.apiserver.access.ephemeral_tokens import (
+    EphemeralTokenAuthenticator,
+    has_expired_tokens,
+    load_tokens,
+    remove_expired_tokens,
+)
 from tapestry.apiserver.access.escalation import BINDINGS, ROLES, EscalationCheck
 from tapestry.apiserver.access.node_authorizer import NodeAuthorizer, node_rules
 from tapestry.apiserver.access.node_graph import NodeGraph
@@ -62,7 +67,7 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.egress import egress_policy
 from tapestry.apiserver.core.epochs import EpochFence
 from tapestry.apiserver.core.outgoing_http import WebhookClient
-from tapestry.apiserver.core.private_files import KEYS_FOLDER
+from tapestry.apiserver.core.private_files import KEYS_FOLDER, ChangeKeys, change_local_keys
 from tapestry.apiserver.core.requests import Attributes, Authorize, allow_all, no_denial_reason
 from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
 from tapestry.apiserver.core.responses import PathHandler, SpecialHandler
@@ -213,20 +218,24 @@ async def open_server(
     spec_cache: SpecCache | None = None,
     isolation: ServerIsolation | None = None,
     fence: EpochFence | None = None,
+    change_keys: ChangeKeys = change_local_keys,
 ) -> AsyncIterator[OpenServer]:
     """Open the store and handle requests for the duration of the context. Raises ValueError or OSError.
+
+    `change_keys` stores what the server changes in its keys by itself: the end of rotations, and expired tokens.
 
     With a fence, this is the only server that writes to its store in etcd. When another one takes a later epoch, the
     context ends with an error.
     """
     folder = Path(config.file_rootpath)
     if has_rotation(folder):
-        finish_rotations(folder, now())
+        await change_keys(partial(finish_rotations, folder, now()))
     if config.secure_address:
         CertificateAuthority(folder / KEYS_FOLDER).certificate_pem()  # created at the first start
     async with open_store(config, folder, threads.log_writers, fence) as store:
         account_tokens = build_account_tokens(config, store, folder, now)
-        remove_expired_tokens(folder, now())
+        if has_expired_tokens(folder, now()):
+            await change_keys(partial(remove_expired_tokens, folder, now()))
         authenticators, limiters = build_authenticators(config, now, account_tokens), build_limiters(config, isolation)
         server = build_server(config, store, account_tokens, authenticators, now, spec_cache)
         request_handler = replace(
@@ -253,7 +262,7 @@ async def open_server(
                 upload_budget=isolation.upload_budget,
                 scheduler=isolation.scheduler,
             )
-        publisher, tasks = CaPublisher(server, config, folder, now), list[asyncio.Task[None]]()
+        publisher, tasks = CaPublisher(server, config, folder, now, change_keys), list[asyncio.Task[None]]()
         try:
             await store.load()
             async with asyncio.TaskGroup() as group:

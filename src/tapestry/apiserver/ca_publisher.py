@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tapestry.apiserver.access.retirements import RETIREMENTS_FILE
 from tapestry.apiserver.access.rotation import finish_rotations, has_rotation
 from tapestry.apiserver.access.tls_contexts import client_ca_files
 from tapestry.apiserver.core.config import ApiServerConfig
-from tapestry.apiserver.core.private_files import KEYS_FOLDER
+from tapestry.apiserver.core.private_files import KEYS_FOLDER, ChangeKeys
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.handlers.server import Server
 from tapestry.kube.errors import KubeError
@@ -60,6 +61,7 @@ class CaPublisher:
     config: ApiServerConfig
     folder: Path
     now: Callable[[], datetime]
+    change_keys: ChangeKeys
     bundle: CaBundle = field(default_factory=CaBundle)
     _next_end: datetime | None = None
     """End of the next overlap of a rotation."""
@@ -70,7 +72,7 @@ class CaPublisher:
         """Publish the current CAs; unchanged ones are not written. Raises ValueError, OSError and StorageError."""
         self._next_end, self._published = None, []
         if has_rotation(self.folder):
-            self._next_end = await asyncio.to_thread(finish_rotations, self.folder, self.now())
+            self._next_end = await self.change_keys(partial(finish_rotations, self.folder, self.now()))
         stamps = self._file_stamps()
         if self.config.secure_address:
             client_cas, server_cas = self._read_cas()

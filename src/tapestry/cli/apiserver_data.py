@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from tapestry.apiserver.access.rotation import rotate_ca, rotate_signing_key
+from tapestry.apiserver.core.private_files import check_keys_are_local
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.storage import archive
 from tapestry.apiserver.storage.log import Entry
@@ -138,6 +139,7 @@ def rotate_ca_command(folder: Path, overlap: str) -> None:
     """
     now = datetime.now(UTC)
     with report_file_errors():
+        check_keys_are_local(folder, "tapestry planes rotate-ca NAME")
         certificate = rotate_ca(folder, period := parse_duration(overlap, "--overlap"), now)
     click.echo(f"{folder}: the CA is {certificate.subject.rfc4514_string()}")
     click.echo(f"earlier CAs are trusted until {timestamp(now + period)}" if period else "earlier CAs are not trusted")
@@ -153,6 +155,7 @@ def rotate_signing_key_command(folder: Path, overlap: str) -> None:
     """
     now = datetime.now(UTC)
     with report_file_errors():
+        check_keys_are_local(folder, "tapestry planes rotate-signing-key NAME")
         key_id = rotate_signing_key(folder, period := parse_duration(overlap, "--overlap"), now)
     click.echo(f"{folder}: tokens are signed with the key {key_id}")
     click.echo(f"earlier tokens are valid until {timestamp(now + period)}" if period else "earlier tokens are invalid")

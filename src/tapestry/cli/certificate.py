@@ -7,7 +7,7 @@ import click
 
 from tapestry.apiserver.access import revocations
 from tapestry.apiserver.access.user_certificates import create_certificate
-from tapestry.apiserver.core.private_files import KEYS_FOLDER
+from tapestry.apiserver.core.private_files import KEYS_FOLDER, check_keys_are_local
 from tapestry.cli.help_text import command
 from tapestry.cli.token import FOLDER_OPTION
 from tapestry.inspect.tables import table
@@ -27,6 +27,7 @@ def certificate() -> None:
 def create_user_certificate(folder: Path, user: str, groups: tuple[str, ...], ttl: str) -> None:
     """Print a new client certificate and its private key as PEM.  The server does not store them."""
     try:
+        check_keys_are_local(folder, "tapestry planes kubeconfig NAME --client-certificate")
         issued = create_certificate(folder, user, groups, parse_duration(ttl, "--ttl"), datetime.now(UTC))
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -63,6 +64,7 @@ def revoke_user_certificate(folder: Path, serial: str | None, user: str | None) 
         raise click.UsageError("give either --serial or --user")
     now = datetime.now(UTC)
     try:
+        check_keys_are_local(folder, "tapestry planes revoke NAME")
         if serial is not None:
             revocations.revoke_certificate(folder, serial, now)
         elif user is not None:

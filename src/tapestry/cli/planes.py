@@ -3,13 +3,10 @@
 import gc
 import os
 import socket
-from collections.abc import Callable
-from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import uvloop
 from msgspec import structs
 
@@ -18,8 +15,10 @@ from tapestry.apiext.requests import ROOT
 from tapestry.apis.planes import PLANES
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.serving.request_handler import MountedHandler
-from tapestry.cli.cluster_access import name_completer, open_client, print_result, run_async, with_output
+from tapestry.cli import plane_credentials
+from tapestry.cli.cluster_access import name_completer, print_result, run_async, with_output
 from tapestry.cli.help_text import STOPPED, command
+from tapestry.cli.management_api import NAME, Connect, with_management_api
 from tapestry.cli.mounted_apiext import apiext_handler
 from tapestry.cli.process_runner import (
     CONFIG,
@@ -31,8 +30,6 @@ from tapestry.cli.process_runner import (
     with_options,
 )
 from tapestry.client.client import Client
-from tapestry.client.kubeconfig import KubeconfigError, default_access
-from tapestry.client.transport import Request
 from tapestry.client.watch import wait_for
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.inspect.tables import fitted_table, table
@@ -46,23 +43,6 @@ from tapestry.process.system import return_large_blocks_to_system, stop_event
 
 EXPECTED_ERRORS = (ValueError, OSError, StorageError)
 
-DATA_FOLDER = Path("tapestry-planes")
-KUBECONFIG_FILE = "kubeconfig"
-MANAGEMENT_OPTIONS = (
-    click.option(
-        "--data",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=DATA_FOLDER,
-        show_default=True,
-        help="Data folder of `tapestry planes run`, which has a kubeconfig of the management API.",
-    ),
-    click.option(
-        "--kubeconfig",
-        type=click.Path(dir_okay=False),
-        help="Kubeconfig of the management API. [default: that in the data folder]",
-    ),
-    click.option("--context", help="Context of the kubeconfig. [default: its current context]"),
-)
 WAIT_OPTION = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Wait until the plane is in the requested state."
 )
@@ -70,36 +50,6 @@ TIMEOUT_OPTION = click.option(
     "--timeout", default="60s", show_default=True, help="Time to wait, for example 30s or 5m."
 )
 COLUMNS = ("NAME", "PHASE", "ID", "OBJECTS", "HOLDER", "ADDRESS", "MESSAGE")
-
-
-Connect = Callable[[], Client]
-"""Open a client of the management API."""
-
-
-def with_management_api(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of the management API to a command, which gets `connect` instead of them."""
-
-    @wraps(function)
-    def run_command(data: Path, kubeconfig: str | None, context: str | None, **arguments: Any) -> None:
-        function(connect=partial(management_client, data, kubeconfig, context), **arguments)
-
-    command = run_command
-    for option in reversed(MANAGEMENT_OPTIONS):
-        command = option(command)
-    return command
-
-
-def management_client(data: Path, kubeconfig: str | None, context: str | None) -> Client:
-    """Return a client of the management API. Raises KubeconfigError if none runs in the data folder."""
-    file = Path(kubeconfig) if kubeconfig else data / KUBECONFIG_FILE
-    if not file.exists():
-        raise KubeconfigError(
-            f"{file} does not exist; start the planes with `tapestry planes run --data {data}`, or give --kubeconfig"
-        )
-    return open_client(default_access(file, context, environ=os.environ, home=Path.home()))
-
-
-NAME = click.argument("name", shell_complete=name_completer(PLANES))
 
 
 @click.group()
@@ -335,47 +285,6 @@ def delete(name: str, wait: bool, timeout: str, connect: Connect) -> None:
     run_async(work())
 
 
-@command(
-    "tapestry planes kubeconfig pr-42 > pr-42.kubeconfig",
-    "tapestry planes kubeconfig pr-42 --user ada --group developers --ttl 12h",
-    parent=planes,
-)
-@NAME
-@click.option("--user", default="admin", show_default=True, help="User name in the plane.")
-@click.option(
-    "--group", "groups", multiple=True, help="Group of the user. Repeatable. [default: system:masters for admin]"
-)
-@click.option("--ttl", default="1h", show_default=True, help="Lifetime of the credentials, from 1m to 8760h.")
-@click.option("--by-path", is_flag=True, help="Select the plane by URL path, for clients without TLS server names.")
-@with_management_api
-def kubeconfig(
-    name: str,
-    user: str,
-    groups: tuple[str, ...],
-    ttl: str,
-    by_path: bool,
-    connect: Connect,
-) -> None:
-    """Print a kubeconfig of the plane NAME with new credentials, which expire."""
-    arguments: dict[str, Any] = {
-        "user": user,
-        "groups": list(groups) or (["system:masters"] if user == "admin" else []),
-        "seconds": int(parse_duration(ttl, "--ttl").total_seconds()),
-        "byPath": by_path,
-    }
-
-    async def work() -> None:
-        async with connect() as client:
-            await client.get(PLANES, name)
-            request = Request("POST", f"/apiext/v1/planes/{name}/kubeconfig", {}, msgspec.json.encode(arguments))
-            response = await client.transport.send(request)
-        if response.status != 200:
-            raise click.ClickException(msgspec.json.decode(response.body).get("message", "the request was rejected"))
-        click.echo(msgspec.json.decode(response.body)["kubeconfig"], nl=False)
-
-    run_async(work())
-
-
 def change(connect: Connect, name: str, spec: dict[str, Any], phase: str, timeout: str) -> None:
     """Patch the spec of a plane, and wait for the phase unless it is empty."""
 
@@ -407,3 +316,7 @@ async def wait_for_phase(client: Client, name: str, phase: str, timeout: str) ->
         status = (last[0].get("status") or {}) if last else {}
         reason = status.get("message") or f"its phase is {status.get('phase', 'unknown')}"
         raise click.ClickException(f"plane {name} is not {phase} after {timeout}: {reason}") from error
+
+
+for each in plane_credentials.COMMANDS:
+    planes.add_command(each)

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from tapestry.apiserver.access import ephemeral_tokens
+from tapestry.apiserver.core.private_files import check_keys_are_local
 from tapestry.cli.help_text import command
 from tapestry.inspect.tables import table
 from tapestry.kube.times import parse_duration, timestamp
@@ -33,6 +34,7 @@ def token() -> None:
 def create(folder: Path, user: str, groups: tuple[str, ...], ttl: str) -> None:
     """Print a new token.  It cannot be shown again: the server stores only its hash."""
     try:
+        check_keys_are_local(folder, "tapestry planes kubeconfig NAME")
         _, text = ephemeral_tokens.create_token(folder, user, groups, parse_duration(ttl, "--ttl"), datetime.now(UTC))
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -62,6 +64,7 @@ def show(folder: Path) -> None:
 def revoke(folder: Path, id: str) -> None:
     """Revoke the token ID immediately."""
     try:
+        check_keys_are_local(folder, "tapestry planes revoke NAME --token ID")
         revoked = ephemeral_tokens.revoke_token(folder, id, datetime.now(UTC))
     except KeyError:
         raise click.ClickException(

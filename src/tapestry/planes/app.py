@@ -14,6 +14,7 @@ from tapestry.apis.planes import MANAGEMENT, PLANE, PLANES, plane_id
 from tapestry.apiserver.access.certificates import write_private_file
 from tapestry.apiserver.access.ephemeral_tokens import create_token, revoke_token
 from tapestry.apiserver.assembly import OpenServer, ServerIsolation, ServerThreads, open_server
+from tapestry.apiserver.core.private_files import change_local_keys
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.apiserver.storage.sqlite_log import write_lock
@@ -24,9 +25,10 @@ from tapestry.kube.objects import name_of
 from tapestry.kube.resources import CRDS
 from tapestry.planes import plane_controller
 from tapestry.planes.config import PlanesConfig, management_server_config
+from tapestry.planes.credential_routes import credential_routes
 from tapestry.planes.endpoints import Endpoints
 from tapestry.planes.idle_planes import IdlePlanes
-from tapestry.planes.kubeconfigs import MASTERS, kubeconfig_routes, plane_kubeconfig
+from tapestry.planes.kubeconfigs import MASTERS, kubeconfig_route, plane_kubeconfig
 from tapestry.planes.management import (
     create_system_namespace,
     management_controllers,
@@ -37,6 +39,7 @@ from tapestry.planes.management import (
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.planes.plane_data import delete_plane_data
 from tapestry.planes.plane_folders import remove_leftovers
+from tapestry.planes.plane_keys import PlaneKeys
 from tapestry.planes.plane_listener import PlaneListener
 from tapestry.planes.plane_names import PlaneNames
 from tapestry.planes.plane_set import PlaneSet
@@ -75,16 +78,18 @@ async def run_planes(
     with write_lock(config.folder), closing(ServerThreads.for_many_servers()) as threads:
         async with asyncio.TaskGroup() as group:
             plane_set = PlaneSet(group, threads, now)
-            listener = PlaneListener(plane_set, PlaneTls(config.folder, names, plane_set.config_of), group, now)
+            plane_tls = PlaneTls(config.folder, names, plane_set.config_of)
+            listener = PlaneListener(plane_set, plane_tls, group, now)
             address = parse_address(config.address)
             assert address is not None  # checked by the configuration
             http_server = await listener.listen(address.host, address.port)
-            endpoints = Endpoints(config, names, http_server.addresses[0][1], plane_set, now)
-            routes = mount_routes(kubeconfig_routes(endpoints.endpoint, endpoints.issue_token))
+            endpoints = Endpoints(config, names, http_server.addresses[0][1], plane_set)
+            keys = PlaneKeys(plane_set, plane_tls.plane_context, now)
+            routes = [kubeconfig_route(endpoints.endpoint, keys), *credential_routes(keys)]
             idle = group.create_task(IdlePlanes(plane_set, now).run(), name="idle-planes")
             try:
                 async with run_management_api(
-                    config, group_key, threads, routes, now, plane_set.shares.management()
+                    config, group_key, threads, mount_routes({PLANES.name: routes}), now, plane_set.shares.management()
                 ) as opened:
                     plane_set.add_open(opened)
                     write_kubeconfig(config, endpoints)
@@ -113,11 +118,15 @@ async def run_management_api(
     """Run the management API with its controllers and kinds."""
     async with (
         management_keys(config, group_key) as keys,
-        open_server(management_server_config(config), threads, now, mounted_handlers, isolation=isolation) as opened,
+        open_server(
+            *(management_server_config(config), threads, now, mounted_handlers),
+            isolation=isolation,
+            change_keys=keys.update if keys is not None else change_local_keys,
+        ) as opened,
         asyncio.TaskGroup() as group,
     ):
         renew = partial(renew_admin_token, config, now())
-        text = await keys.update(renew) if keys is not None else renew()
+        text = await (keys.update if keys is not None else change_local_keys)(renew)
         write_private_file(config.admin_token_file, text.encode())
         follower = group.create_task(keys.follow(), name="management-keys") if keys is not None else None
         client, definition = client_of(opened), crd(PLANE)
@@ -179,7 +188,7 @@ def renew_admin_token(config: PlanesConfig, now: datetime) -> str:
 def write_kubeconfig(config: PlanesConfig, endpoints: Endpoints) -> None:
     """Write a kubeconfig of the management API for administrators of this machine."""
     user = {"tokenFile": str(config.admin_token_file.absolute())}
-    document = plane_kubeconfig(MANAGEMENT, endpoints.endpoint(MANAGEMENT, by_path=False), user)
+    document = plane_kubeconfig(MANAGEMENT, endpoints.endpoint(MANAGEMENT), user)
     write_private_file(config.kubeconfig_file, yaml.safe_dump(document, sort_keys=False).encode())
 
 

@@ -1,19 +1,14 @@
-"""Addresses of the planes of a process, and the tokens that its users get."""
+"""Addresses of the planes of a process."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
-from tapestry.apiserver.access.ephemeral_tokens import create_token
-from tapestry.kube.errors import Unavailable
 from tapestry.planes.config import PlanesConfig
 from tapestry.planes.kubeconfigs import PlaneEndpoint
-from tapestry.planes.plane_data import update_keys
+from tapestry.planes.plane_keys import held_plane
 from tapestry.planes.plane_names import PlaneNames
-from tapestry.planes.plane_set import PlaneEntry, PlaneSet
+from tapestry.planes.plane_set import PlaneSet
 from tapestry.process.addresses import parse_address
 
 ANY_HOSTS = ("", "0.0.0.0", "::")
@@ -28,7 +23,6 @@ class Endpoints:
     names: PlaneNames
     port: int
     planes: PlaneSet
-    now: Callable[[], datetime]
 
     @property
     def base_url(self) -> str:
@@ -43,26 +37,10 @@ class Endpoints:
         """Return the URL that selects a plane by its path."""
         return f"{self.base_url}/planes/{plane_id}"
 
-    def endpoint(self, plane_id: str, *, by_path: bool) -> PlaneEndpoint:
+    def endpoint(self, plane_id: str, *, by_path: bool = False, own_port: bool = False) -> PlaneEndpoint:
         """Return the endpoint of a plane. Raises Unavailable if this process does not hold it."""
         if by_path:
             authority = CertificateAuthority(self.config.folder / "pki")
             return PlaneEndpoint(self.url(plane_id), authority.certificate_pem())
-        authority = CertificateAuthority(Path(self._entry(plane_id).config.file_rootpath) / "pki")
+        authority = CertificateAuthority(Path(held_plane(self.planes, plane_id).config.file_rootpath) / "pki")
         return PlaneEndpoint(self.base_url, authority.certificate_pem(), self.names.server_name(plane_id))
-
-    async def issue_token(
-        self, plane_id: str, user: str, groups: tuple[str, ...], lifetime: timedelta
-    ) -> tuple[str, datetime]:
-        """Create a token in a plane. Raises Unavailable if this process does not hold it."""
-        entry = self._entry(plane_id)
-        create = partial(create_token, Path(entry.config.file_rootpath), user, groups, lifetime, self.now())
-        token, text = create() if entry.hold is None else await update_keys(plane_id, entry.config, entry.hold, create)
-        return text, token.expires
-
-    def _entry(self, plane_id: str) -> PlaneEntry:
-        entry = self.planes.get(plane_id)
-        if entry is None:
-            why = "this process does not hold the plane; ask the process in status.holder, or try again later"
-            raise Unavailable(503, "ServiceUnavailable", why)
-        return entry

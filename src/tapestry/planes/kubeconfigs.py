@@ -5,7 +5,7 @@ plane that the caller asks for, but none outside it.
 """
 
 import base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Protocol
@@ -13,12 +13,14 @@ from typing import Annotated, Protocol
 import yaml
 from msgspec import Meta
 
-from tapestry.apiext.interfaces import HttpCall, Routes
-from tapestry.apis.planes import PLANES, plane_id
+from tapestry.apiext.interfaces import HttpCall
+from tapestry.apis.planes import plane_id
+from tapestry.apiserver.core import api_errors
 from tapestry.client.kubeconfig_entries import kubeconfig_document
 from tapestry.kube.api_types import ApiStruct
-from tapestry.kube.crds import http_route
+from tapestry.kube.crds import HttpRoute, http_route
 from tapestry.kube.objects import name_of
+from tapestry.planes.plane_keys import PlaneKeys
 
 MAX_SECONDS = 365 * 24 * 3600
 MASTERS = "system:masters"
@@ -33,17 +35,26 @@ class KubeconfigArguments(ApiStruct):
         Meta(max_length=64, description="Groups of the user in the plane."),
     ] = (MASTERS,)
     seconds: Annotated[int, Meta(ge=60, le=MAX_SECONDS, description="Lifetime of the credentials.")] = 3600
+    client_certificate: Annotated[bool, Meta(description="Issue a client certificate instead of a token.")] = False
     by_path: Annotated[
         bool,
-        Meta(description="Select the plane by the path of its URL, for clients that cannot set a TLS server name."),
+        Meta(
+            description="Select the plane by the path of its URL, for clients that cannot set a TLS server name. No "
+            "client certificates are accepted then."
+        ),
+    ] = False
+    own_port: Annotated[
+        bool, Meta(description="Select the plane by its own port, for clients that cannot set a TLS server name.")
     ] = False
 
 
 class KubeconfigResult(ApiStruct):
-    """A kubeconfig as YAML, and the time at which its credentials expire."""
+    """A kubeconfig as YAML, and the id and the expiry of its credentials."""
 
     kubeconfig: str
     expires: datetime
+    id: str
+    """ID of the token or serial number of the certificate, by which it can be revoked."""
 
 
 @dataclass(frozen=True)
@@ -55,34 +66,43 @@ class PlaneEndpoint:
     ca_pem: str
     """CA of the serving certificate."""
     tls_server_name: str = ""
-    """Name in the TLS handshake that selects the plane; empty if its path does."""
+    """Name in the TLS handshake that selects the plane; empty if its path or its port does."""
 
 
 class EndpointOf(Protocol):
-    def __call__(self, plane_id: str, /, *, by_path: bool) -> PlaneEndpoint: ...
+    def __call__(self, plane_id: str, /, *, by_path: bool, own_port: bool) -> PlaneEndpoint: ...
 
 
-IssueToken = Callable[[str, str, tuple[str, ...], timedelta], Awaitable[tuple[str, datetime]]]
-"""Creates a token in a plane for a user and groups; returns its text and its expiry."""
-
-
-def kubeconfig_routes(endpoint_of: EndpointOf, issue_token: IssueToken) -> Routes:
+def kubeconfig_route(endpoint_of: EndpointOf, keys: PlaneKeys) -> HttpRoute:
     """Return the HTTP interface of Planes that issues kubeconfigs."""
 
     async def kubeconfig(call: HttpCall, arguments: KubeconfigArguments) -> KubeconfigResult:
-        id = plane_id(call.object)
-        token, expires = await issue_token(id, arguments.user, arguments.groups, timedelta(seconds=arguments.seconds))
-        document = plane_kubeconfig(name_of(call.object), endpoint_of(id, by_path=arguments.by_path), {"token": token})
-        return KubeconfigResult(yaml.safe_dump(document, sort_keys=False), expires)
+        if arguments.by_path and (arguments.client_certificate or arguments.own_port):
+            raise api_errors.bad_request("byPath: neither clientCertificate nor ownPort can be used with it")
+        id, lifetime = plane_id(call.object), timedelta(seconds=arguments.seconds)
+        endpoint = endpoint_of(id, by_path=arguments.by_path, own_port=arguments.own_port)
+        if arguments.client_certificate:
+            issued = await keys.issue_certificate(id, arguments.user, arguments.groups, lifetime)
+            credential_id, expires = issued.serial, issued.expires
+            user = {
+                "client-certificate-data": in_base64(issued.certificate_pem),
+                "client-key-data": in_base64(issued.key_pem),
+            }
+        else:
+            token, text = await keys.issue_token(id, arguments.user, arguments.groups, lifetime)
+            credential_id, expires, user = token.id, token.expires, {"token": text}
+        document = plane_kubeconfig(name_of(call.object), endpoint, user)
+        return KubeconfigResult(yaml.safe_dump(document, sort_keys=False), expires, credential_id)
 
-    return {PLANES.name: [http_route("POST", "/kubeconfig", kubeconfig)]}
+    return http_route("POST", "/kubeconfig", kubeconfig)
 
 
-def plane_kubeconfig(name: str, endpoint: PlaneEndpoint, user: dict[str, str]) -> dict[str, object]:
-    cluster = {
-        "server": endpoint.server,
-        "certificate-authority-data": base64.b64encode(endpoint.ca_pem.encode()).decode(),
-    }
+def plane_kubeconfig(name: str, endpoint: PlaneEndpoint, user: Mapping[str, str]) -> dict[str, object]:
+    cluster = {"server": endpoint.server, "certificate-authority-data": in_base64(endpoint.ca_pem.encode())}
     if endpoint.tls_server_name:
         cluster["tls-server-name"] = endpoint.tls_server_name
     return kubeconfig_document(name, cluster, user)
+
+
+def in_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
@@ -13,7 +14,7 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
 from tapestry.controller import Manager
 from tapestry.controlplane.app import control_plane_manager
-from tapestry.planes.plane_data import PlaneHold, restore_keys
+from tapestry.planes.plane_data import PlaneHold, restore_keys, update_keys
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ async def open_plane(
         raise ValueError(f"plane {plane_id} is in etcd, so a process must hold it before it opens")
     authority = CertificateAuthority(Path(config.file_rootpath) / KEYS_FOLDER)
     fence = hold.fence if hold is not None else None
+    change_keys = partial(update_keys, plane_id, config, hold)
     async with (
-        open_server(config, threads, now, fence=fence, isolation=isolation) as opened,
+        open_server(config, threads, now, fence=fence, isolation=isolation, change_keys=change_keys) as opened,
         asyncio.TaskGroup() as group,
     ):
         manager = control_plane_manager(opened.request_handler, opened.ca_bundle, config.controllers, authority)

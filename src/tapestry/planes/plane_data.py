@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.epochs import EpochFence
+from tapestry.apiserver.core.private_files import change_local_keys
 from tapestry.apiserver.storage.backends import etcd_imports
 from tapestry.planes.plane_folders import delete_plane_folder
 from tapestry.planes.sealing import GroupKey
@@ -38,13 +39,15 @@ async def restore_keys(plane_id: str, config: ApiServerConfig, hold: PlaneHold) 
             pass
 
 
-async def update_keys(plane_id: str, config: ApiServerConfig, hold: PlaneHold, change: Callable[[], T]) -> T:
+async def update_keys(plane_id: str, config: ApiServerConfig, hold: PlaneHold | None, change: Callable[[], T]) -> T:
     """Change keys or tokens in the folder of a plane. If it is in etcd, they are stored there before this returns.
 
     `change` may be called again, with the files as another process has changed them.
     """
     if config.backend != "etcd":
-        return change()
+        return await change_local_keys(change)
+    if hold is None:
+        raise ValueError(f"plane {plane_id} is in etcd, so a process must hold it before its keys change")
     async with sealed_files(plane_id, config, hold) as files:
         return await files.update(change)
 

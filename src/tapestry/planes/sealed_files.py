@@ -7,17 +7,20 @@ in one transaction, so that a key and its certificate always belong together.
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from tapestry.apis.planes import MANAGEMENT
 from tapestry.apiserver.access.certificates import CertificateAuthority, front_proxy_ca, write_private_file
 from tapestry.apiserver.access.ephemeral_tokens import TOKENS_FILE
+from tapestry.apiserver.access.rotation import SIGNING_KEY_FILE, discard_unfinished_rotation
 from tapestry.apiserver.access.token_keys import load_token_keys
 from tapestry.apiserver.core.config import Etcd
 from tapestry.apiserver.core.epochs import EpochFence
+from tapestry.apiserver.core.private_files import ETCD_MARKER, KEYS_FOLDER
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.storage.etcd.client import EtcdClient, KeyValue
 from tapestry.apiserver.storage.etcd.connection import etcd_client
@@ -30,9 +33,10 @@ log = logger(__name__)
 T = TypeVar("T")
 SEALED_KEYS = "sealed/"
 """Beginning of the keys of sealed files, below the prefix. No object has such a key."""
-KEYS_FOLDER = "pki"
-LOCAL_FILES = frozenset({"apiserver.crt", "apiserver.key"})
-"""Files of the keys folder that each process issues for its own names."""
+SERVING_FILES = frozenset({f"{KEYS_FOLDER}/apiserver.crt", f"{KEYS_FOLDER}/apiserver.key"})
+"""Serving certificate, which a process issues for its own names. The processes of a group have one each for the
+management API. The next holder of a plane needs that of the last one while a replaced CA is trusted.
+"""
 RETRY_SECONDS = 1.0
 LOCKS: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 """Locks of the folders whose files are being changed."""
@@ -52,20 +56,28 @@ class SealedFiles:
     async def restore_or_create(self) -> None:
         """Bring the folder to the state in etcd. If etcd has no files, create and store them first."""
         async with self._lock:
+            await asyncio.to_thread(self._mark_folder)
             while not await self._restore():
-                create_keys(self._folder)
+                await asyncio.to_thread(create_keys, self._folder)
                 if await self._store():
                     return
 
     async def update(self, change: Callable[[], T]) -> T:
-        """Change files of the folder, and return when etcd has them too.
+        """Change files of the folder in a thread, and return when etcd has them too.
 
-        `change` is called again if another process has changed the files meanwhile.
+        `change` is called again if another process has changed the files meanwhile. If etcd cannot store the files, the
+        folder gets back the former ones.
         """
         async with self._lock:
             while True:
-                result = change()
-                if await self._store():
+                before = await asyncio.to_thread(self._read_files)
+                try:
+                    result = await asyncio.to_thread(change)
+                    is_stored = await self._store()
+                except BaseException:
+                    self._replace_files(before)
+                    raise
+                if is_stored:
                     return result
                 await self._restore()
 
@@ -99,12 +111,27 @@ class SealedFiles:
         self._stored = {name: (revisions[name], digest(content)) for name, content in contents.items()}
         if not contents:
             return 0
+        await asyncio.to_thread(self._replace_files, contents)
+        return revision
+
+    def _mark_folder(self) -> None:
+        """Let the commands for data folders refuse this one."""
+        marker = self._folder / ETCD_MARKER
+        if not marker.exists():
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_private_file(marker, description_of(self._owner).encode())
+
+    def _read_files(self) -> dict[str, bytes]:
+        return {name: (self._folder / name).read_bytes() for name in self._local_files()}
+
+    def _replace_files(self, contents: Mapping[str, bytes]) -> None:
+        """Make the key files of the folder equal to `contents`."""
+        discard_unfinished_rotation(self._folder / KEYS_FOLDER)
         for name, content in contents.items():
             self._write_file(name, content)
         for name in self._local_files():
-            if name not in contents:
+            if name not in contents and name not in SERVING_FILES:
                 (self._folder / name).unlink()
-        return revision
 
     def _write_file(self, name: str, content: bytes) -> None:
         path = self._folder / name
@@ -116,7 +143,7 @@ class SealedFiles:
 
     async def _store(self) -> bool:
         """Store the files that have changed. Return whether etcd was as this process knows it."""
-        contents = {name: (self._folder / name).read_bytes() for name in self._local_files()}
+        contents = await asyncio.to_thread(self._read_files)
         digests = {name: digest(content) for name, content in contents.items()}
         changed = {name for name in digests if self._stored.get(name, (0, b""))[1] != digests[name]}
         removed = self._stored.keys() - digests.keys()
@@ -143,7 +170,7 @@ class SealedFiles:
         """Yield the names of all files to seal, relative to the folder."""
         for path in (self._folder / TOKENS_FILE, *sorted((self._folder / KEYS_FOLDER).glob("*"))):
             name = str(path.relative_to(self._folder))
-            if path.is_file() and is_sealed_file(name):
+            if path.is_file() and is_sealed_file(name) and not (name in SERVING_FILES and self._owner == MANAGEMENT):
                 yield name
 
 
@@ -153,7 +180,14 @@ def is_sealed_file(name: str) -> bool:
         return True
     folder, _, base = name.partition("/")
     is_temporary = base.startswith(".") or base.endswith(".new")
-    return folder == KEYS_FOLDER and bool(base) and "/" not in base and not is_temporary and base not in LOCAL_FILES
+    return folder == KEYS_FOLDER and bool(base) and "/" not in base and not is_temporary
+
+
+def description_of(owner: str) -> str:
+    """Return what administrators have to know about the owner of files, for a message."""
+    if owner == MANAGEMENT:
+        return "the management API, where ServiceAccounts and CertificateSigningRequests give access to users"
+    return f"plane {owner}, whose name `tapestry planes list` shows"
 
 
 def digest(content: bytes) -> bytes:
@@ -164,7 +198,7 @@ def create_keys(folder: Path) -> None:
     """Create the CAs and the signing key of a server, unless they exist."""
     for authority in (CertificateAuthority(folder / KEYS_FOLDER), front_proxy_ca(folder)):
         authority.certificate_pem()
-    load_token_keys(folder / KEYS_FOLDER / "service-accounts.key")
+    load_token_keys(folder / KEYS_FOLDER / SIGNING_KEY_FILE)
 
 
 @asynccontextmanager

@@ -1,66 +1,27 @@
 """A process that holds planes: from records to kubeconfigs, copies and restarts."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 import yaml
 
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apiserver.core.store import StorageError
-from tapestry.cli.planes import mounted_routes
-from tapestry.client.client import Client
-from tapestry.client.http_transport import HttpTransport
-from tapestry.client.kubeconfig import load_access
 from tapestry.client.transport import Request
 from tapestry.client.watch import wait_for
 from tapestry.kube.errors import Unauthorized, Unavailable
-from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
+from tapestry.kube.objects import name_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
-from tapestry.planes.app import PlaneProcess, run_planes
-from tapestry.planes.config import PlanesConfig
 
-TIMEOUT = 30.0
-
-
-@asynccontextmanager
-async def running_planes(folder: Path) -> AsyncIterator[tuple[PlaneProcess, Client]]:
-    """Yield a process with a free port, and a client with the kubeconfig that it has written."""
-    config = PlanesConfig(data=str(folder), name="here", address="127.0.0.1:0")
-    async with run_planes(config, mounted_routes) as process, client_with(config.kubeconfig_file) as management:
-        yield process, management
-
-
-def client_with(kubeconfig: Path) -> Client:
-    return Client(HttpTransport(load_access([kubeconfig], environ={})))
-
-
-async def create_plane(management: Client, name: str, **spec: object) -> Object:
-    await management.create(PLANES, object_named(name) | {"spec": spec})
-    return await wait_for_phase(management, name, "Open")
-
-
-async def wait_for_phase(management: Client, name: str, phase: str) -> Object:
-    return await wait_for_status(management, name, phase=phase)
-
-
-async def wait_for_status(management: Client, name: str, **status: object) -> Object:
-    def is_reached(plane: Object | None) -> bool:
-        return plane is not None and status.items() <= value_at(plane, "status", default={}).items()
-
-    found = await wait_for(management, PLANES, name, until=is_reached, timeout=TIMEOUT)
-    assert found is not None
-    return found
-
-
-async def kubeconfig_of(management: Client, name: str, file: Path, **arguments: object) -> Path:
-    path = f"/apiext/v1/planes/{name}/kubeconfig"
-    response = await management.transport.send(Request("POST", path, {}, msgspec.json.encode(arguments)))
-    assert response.status == 200, response.body
-    file.write_text(msgspec.json.decode(response.body)["kubeconfig"])  # noqa: ASYNC240  a small file
-    return file
+from .plane_processes import (
+    TIMEOUT,
+    client_with,
+    create_plane,
+    kubeconfig_of,
+    running_planes,
+    wait_for_phase,
+    wait_for_status,
+)
 
 
 @pytest.mark.parametrize("by_path", [False, True])

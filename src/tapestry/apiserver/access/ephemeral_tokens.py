@@ -87,11 +87,21 @@ def revoke_token(folder: Path, id: str, now: datetime) -> Token:
         return tokens.pop(id)
 
 
+def revoke_user_tokens(folder: Path, user: str, now: datetime) -> None:
+    """Remove all tokens of a user."""
+    with edit_tokens(folder, now) as tokens:
+        for each in [token for token in tokens.values() if token.user == user]:
+            del tokens[each.id]
+
+
+def has_expired_tokens(folder: Path, now: datetime) -> bool:
+    return any(each.expires <= now for each in load_tokens(folder / TOKENS_FILE).values())
+
+
 def remove_expired_tokens(folder: Path, now: datetime) -> None:
     """Remove expired tokens from the file."""
-    if (folder / TOKENS_FILE).exists():
-        with edit_tokens(folder, now):
-            pass
+    with edit_tokens(folder, now):
+        pass
 
 
 def secret_hash(secret: str) -> str:

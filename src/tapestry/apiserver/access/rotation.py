@@ -117,6 +117,14 @@ def finish_rotations(folder: Path, now: datetime) -> datetime | None:
     return min(remaining.values(), default=None)
 
 
+def discard_unfinished_rotation(keys_folder: Path) -> None:
+    """Remove a rotation that was interrupted, because valid keys replace those of the folder."""
+    for each in (STAGED_CA, UNFINISHED_CA):
+        shutil.rmtree(keys_folder / each, ignore_errors=True)
+    for unfinished in keys_folder.glob(f".*{UNFINISHED_SUFFIX}"):
+        unfinished.unlink(missing_ok=True)
+
+
 def finish_ca_rotation(keys_folder: Path) -> None:
     """Replace the CA with the staged one, and remove incomplete files. The caller holds the lock."""
     shutil.rmtree(keys_folder / UNFINISHED_CA, ignore_errors=True)
