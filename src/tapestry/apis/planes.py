@@ -80,6 +80,8 @@ class PlaneStatus(ApiStruct):
     )
     id: Annotated[str, Meta(description="Random id, part of the plane's addresses.")] | None = None
     address: Annotated[str, Meta(description="URL of the plane's API.")] | None = None
+    port: Annotated[int, Meta(description="Port of its own, if its process has a range of ports.")] | None = None
+    port_message: Annotated[str, Meta(description="Reason why nothing listens on a port of its own.")] | None = None
     holder: Annotated[str, Meta(description="Process that holds the plane.")] | None = None
     epoch: Annotated[int, Meta(description="Number of times that a process has taken the plane.")] | None = None
     revision: (
@@ -104,6 +106,7 @@ PLANE: Kind[PlaneSpec] = Kind(
         Column("Objects", ".status.objects", "integer"),
         Column("Holder", ".status.holder", priority=1),
         Column("Address", ".status.address", priority=1),
+        Column("Port", ".status.port", "integer", priority=1),
         Column("Message", ".status.message", priority=1),
         AGE,
     ),

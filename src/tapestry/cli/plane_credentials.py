@@ -31,6 +31,7 @@ OVERLAP_OPTION = click.option(
 @click.option("--ttl", default="1h", show_default=True, help="Lifetime of the credentials, from 1m to 8760h.")
 @click.option("--client-certificate", is_flag=True, help="Issue a client certificate instead of a token.")
 @click.option("--by-path", is_flag=True, help="Select the plane by URL path, for clients without TLS server names.")
+@click.option("--own-port", is_flag=True, help="Select the plane by its own port, for the same clients.")
 @with_management_api
 def kubeconfig(
     name: str,
@@ -39,6 +40,7 @@ def kubeconfig(
     ttl: str,
     client_certificate: bool,
     by_path: bool,
+    own_port: bool,
     connect: Connect,
 ) -> None:
     """Print a kubeconfig of the plane NAME with new credentials, which expire.
@@ -51,6 +53,7 @@ def kubeconfig(
         "seconds": seconds(ttl, "--ttl"),
         "clientCertificate": client_certificate,
         "byPath": by_path,
+        "ownPort": own_port,
     }
 
     async def work() -> None:

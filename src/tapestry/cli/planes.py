@@ -49,7 +49,7 @@ WAIT_OPTION = click.option(
 TIMEOUT_OPTION = click.option(
     "--timeout", default="60s", show_default=True, help="Time to wait, for example 30s or 5m."
 )
-COLUMNS = ("NAME", "PHASE", "ID", "OBJECTS", "HOLDER", "ADDRESS", "MESSAGE")
+COLUMNS = ("NAME", "PHASE", "ID", "OBJECTS", "HOLDER", "ADDRESS", "PORT", "MESSAGE")
 
 
 @click.group()
@@ -61,6 +61,7 @@ RUN_FLAGS: Flags = {
     "--data": ("data", "Folder of the planes and of the management API. [default: tapestry-planes]"),
     "--name": ("name", "Name of this process among those that share the management API. [default: the host name]"),
     "--bind-address": ("address", "Address to serve HTTPS on. [default: 127.0.0.1:6444]"),
+    "--port-range": ("portRange", "Ports for single planes, as FIRST-LAST. Each plane gets one. [default: none]"),
     "--domain": ("domain", "Domain of the planes: a plane is ID.planes.DOMAIN. [default: tapestry.local]"),
     "--server-name": ("serverNames", "Host name or address for the serving certificates. Repeatable."),
     "--backend": ("backend", "Storage of the management API: file or etcd. [default: file]"),
@@ -182,12 +183,12 @@ def planes_table(found: list[Object], *, wide: bool) -> str:
             name_of(each),
             *(
                 value_at(each, "status", field, default="")
-                for field in ("phase", "id", "objects", "holder", "address", "message")
+                for field in ("phase", "id", "objects", "holder", "address", "port", "message")
             ),
         )
         for each in found
     ]
-    return table(COLUMNS, rows) if wide else fitted_table(COLUMNS, rows, ("ADDRESS", "HOLDER", "MESSAGE"))
+    return table(COLUMNS, rows) if wide else fitted_table(COLUMNS, rows, ("ADDRESS", "PORT", "HOLDER", "MESSAGE"))
 
 
 @command("tapestry planes suspend pr-42 --reason 'over budget'", parent=planes)

@@ -23,10 +23,10 @@ from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.crds import crd
 from tapestry.kube.objects import name_of
 from tapestry.kube.resources import CRDS
-from tapestry.planes import plane_controller
+from tapestry.planes import plane_controller, plane_ports
 from tapestry.planes.config import PlanesConfig, management_server_config
 from tapestry.planes.credential_routes import credential_routes
-from tapestry.planes.endpoints import Endpoints
+from tapestry.planes.endpoints import Endpoints, server_names
 from tapestry.planes.idle_planes import IdlePlanes
 from tapestry.planes.kubeconfigs import MASTERS, kubeconfig_route, plane_kubeconfig
 from tapestry.planes.management import (
@@ -42,6 +42,7 @@ from tapestry.planes.plane_folders import remove_leftovers
 from tapestry.planes.plane_keys import PlaneKeys
 from tapestry.planes.plane_listener import PlaneListener
 from tapestry.planes.plane_names import PlaneNames
+from tapestry.planes.plane_ports import PlanePorts
 from tapestry.planes.plane_set import PlaneSet
 from tapestry.planes.plane_tls import PlaneTls
 from tapestry.planes.processes import Processes
@@ -73,7 +74,7 @@ async def run_planes(
     config: PlanesConfig, mount_routes: MountRoutes, now: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> AsyncIterator[PlaneProcess]:
     """Hold planes for the duration of the context. Raises StorageError, ValueError or OSError if it cannot start."""
-    names = PlaneNames(config.domain, tuple(config.server_names))
+    names = PlaneNames(config.domain, tuple(server_names(config)))
     group_key = load_group_key(config.group_key_file) if config.uses_etcd else None
     with write_lock(config.folder), closing(ServerThreads.for_many_servers()) as threads:
         async with asyncio.TaskGroup() as group:
@@ -83,7 +84,8 @@ async def run_planes(
             address = parse_address(config.address)
             assert address is not None  # checked by the configuration
             http_server = await listener.listen(address.host, address.port)
-            endpoints = Endpoints(config, names, http_server.addresses[0][1], plane_set)
+            ports = PlanePorts(listener, address.host, config.own_ports)
+            endpoints = Endpoints(config, names, http_server.addresses[0][1], plane_set, ports)
             keys = PlaneKeys(plane_set, plane_tls.plane_context, now)
             routes = [kubeconfig_route(endpoints.endpoint, keys), *credential_routes(keys)]
             idle = group.create_task(IdlePlanes(plane_set, now).run(), name="idle-planes")
@@ -103,6 +105,7 @@ async def run_planes(
                             await plane_set.close_all()  # before the Lease of the process is released
             finally:
                 idle.cancel()
+                await ports.close_all()
                 await http_server.stop()
 
 
@@ -160,6 +163,7 @@ async def run_controller(
             each, config, plane_set, endpoints.url, delete_plane_data, processes, group_key
         ),
     )
+    manager.register("plane-ports", lambda each: plane_ports.install(each, config.name, endpoints.ports))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(manager.run(), name="planes")
         try:

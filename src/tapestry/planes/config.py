@@ -14,6 +14,8 @@ from tapestry.process.addresses import parse_address
 from tapestry.process.config import Section
 from tapestry.process.logs import Format, Level
 
+MAX_PORT = 65535
+
 
 class PlanesConfig(Section, frozen=True):
     """All options of `tapestry planes run`."""
@@ -28,6 +30,8 @@ class PlanesConfig(Section, frozen=True):
     """Domain of the planes: a plane is `ID.planes.DOMAIN`."""
     server_names: list[str] = field(default_factory=list)
     """Additional host names and addresses for the serving certificates."""
+    port_range: str = ""
+    """Ports that planes get for themselves, as FIRST-LAST, on the host of the address. By default, they get none."""
     backend: Literal["file", "etcd"] = "file"
     """Storage of the management API: a file of this process, or etcd, which several processes share."""
     etcd: Etcd = Etcd(prefix="/tapestry")
@@ -45,14 +49,21 @@ class PlanesConfig(Section, frozen=True):
     log_format: Format = "auto"
 
     def __post_init__(self) -> None:
-        if parse_address(self.address) is None:
+        if (address := parse_address(self.address)) is None:
             raise ValueError("address: planes need an address to listen on")
+        if address.port in self.own_ports:
+            raise ValueError(f"portRange: {self.port_range} contains port {address.port} of all planes; exclude it")
         if (error := dns_subdomain_error(self.domain)) is not None:
             raise ValueError(f"domain: {self.domain!r} {error}")
         if self.name and (error := dns_subdomain_error(self.name)) is not None:
             raise ValueError(f"name: {self.name!r} {error}")
         parse_networks(self.egress_allowed_cidrs, "egressAllowedCidrs")
         parse_networks(self.egress_denied_cidrs, "egressDeniedCidrs")
+
+    @property
+    def own_ports(self) -> range:
+        """Ports for single planes. Raises ValueError if the range is malformed."""
+        return parse_port_range(self.port_range) if self.port_range else range(0)
 
     @property
     def folder(self) -> Path:
@@ -82,6 +93,13 @@ class PlanesConfig(Section, frozen=True):
     @property
     def group_key_file(self) -> Path:
         return Path(self.group_key) if self.group_key else self.folder / "group.key"
+
+
+def parse_port_range(text: str) -> range:
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= MAX_PORT):
+        raise ValueError(f"portRange: {text!r} is not FIRST-LAST with ports from 1 to {MAX_PORT}, as 7000-7999")
+    return range(int(first), int(last) + 1)
 
 
 def management_server_config(config: PlanesConfig) -> ApiServerConfig:

@@ -2,7 +2,9 @@
 
 import asyncio
 import ssl
+import threading
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from cryptography import x509
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apiserver.access import reloading_file
 from tapestry.apiserver.access.ephemeral_tokens import create_token
+from tapestry.apiserver.core.private_files import lock_file
 from tapestry.client.client import Client
 from tapestry.client.transport import Request
 from tapestry.kube.objects import Object, object_named
@@ -285,3 +288,22 @@ async def test_expired_tokens_and_ended_rotations_are_removed_at_start(tmp_path:
         await wait_until_open(process, plane)
         assert "old" not in (folder / "tokens.json").read_text()
         assert len(x509.load_pem_x509_certificates((folder / "pki" / "ca.crt").read_bytes())) == 1
+
+
+async def test_requests_are_answered_while_a_token_is_stored(
+    running: tuple[PlaneProcess, Client], tmp_path: Path
+) -> None:
+    _, management = running
+    plane = await create_plane(management, "one", controllers=["none"])
+    lock = ExitStack()
+    lock.enter_context(lock_file(tmp_path / "data" / "planes" / plane_id(plane) / "tokens.json"))
+    timer = threading.Timer(10.0, lock.close)  # so that the test ends if the event loop waits for the lock
+    timer.start()
+    issued = asyncio.create_task(issue(management, tmp_path / "admin"))
+    for _ in range(5):
+        assert await management.list(PLANES)
+    assert not issued.done()
+    timer.cancel()
+    lock.close()
+    await issued
+    assert await is_accepted(tmp_path / "admin")
