@@ -70,8 +70,16 @@ RUN_FLAGS: Flags = {
     "--etcd-certfile": ("etcd.certfile", "Client certificate file for etcd."),
     "--etcd-keyfile": ("etcd.keyfile", "Private key file of the client certificate for etcd."),
     "--group-key": ("groupKey", "Key file that seals keys of planes in etcd. [default: one in the data folder]"),
+    "--egress-allowed-cidrs": (
+        "egressAllowedCidrs",
+        "Comma-separated ranges of kubelets and pods, and other ranges that planes may reach in spite of the rules.",
+    ),
+    "--egress-denied-cidrs": ("egressDeniedCidrs", "Comma-separated ranges that planes must not reach."),
     "--log-level": ("logLevel", "Log level: debug, info, warning or error."),
 }
+
+LIST_SETTINGS = ("etcd.servers", "egressAllowedCidrs", "egressDeniedCidrs")
+"""Settings whose flags are comma-separated lists."""
 
 
 @command(
@@ -89,7 +97,7 @@ def run_process(config: Path | None, **flags: Any) -> None:
     A kubeconfig of the management API is written to the data folder.
     """
     given = settings_from_flags(RUN_FLAGS, flags)
-    given["etcd.servers"] = split_commas(given["etcd.servers"])
+    given |= {path: split_commas(given[path]) for path in LIST_SETTINGS}
     try:
         settings = load_config(PlanesConfig, file=config, environ=os.environ, flags=given)
         settings = structs.replace(settings, name=settings.name or socket.gethostname().lower())

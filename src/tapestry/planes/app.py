@@ -1,6 +1,7 @@
 """Process that holds planes: the management API, the planes of its records, and one listener for all of them."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from tapestry.planes import plane_controller, plane_ports
 from tapestry.planes.config import PlanesConfig, management_server_config
 from tapestry.planes.credential_routes import credential_routes
 from tapestry.planes.endpoints import Endpoints, server_names
+from tapestry.planes.host_addresses import with_denied_host_addresses
 from tapestry.planes.idle_planes import IdlePlanes
 from tapestry.planes.kubeconfigs import MASTERS, kubeconfig_route, plane_kubeconfig
 from tapestry.planes.management import (
@@ -74,6 +76,7 @@ async def run_planes(
     config: PlanesConfig, mount_routes: MountRoutes, now: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> AsyncIterator[PlaneProcess]:
     """Hold planes for the duration of the context. Raises StorageError, ValueError or OSError if it cannot start."""
+    config = await with_denied_host_addresses(config, os.environ)
     names = PlaneNames(config.domain, tuple(server_names(config)))
     group_key = load_group_key(config.group_key_file) if config.uses_etcd else None
     with write_lock(config.folder), closing(ServerThreads.for_many_servers()) as threads:

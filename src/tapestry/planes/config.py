@@ -41,10 +41,11 @@ class PlanesConfig(Section, frozen=True):
     is created if it is missing; by default, it is `group.key` in the data folder."""
     egress_allowed_cidrs: list[str] = field(default_factory=list)
     """Ranges of kubelets and pods of planes, and ranges for webhooks and APIServices of planes that are excluded
-    otherwise: addresses of this machine and of metadata services."""
+    otherwise: addresses of this machine and of metadata services. An address that is denied by default is allowed only
+    if it is named itself, as 192.0.2.1/32."""
     egress_denied_cidrs: list[str] = field(default_factory=list)
-    """Ranges to which no object of a plane can make this process connect, for example those of etcd and of the API
-    server of the cluster in which this process runs."""
+    """Ranges to which no object of a plane can make this process connect. The addresses of `etcd.servers`, of `address`
+    and `serverNames`, and of KUBERNETES_SERVICE_HOST are added when the process starts."""
     log_level: Level = "info"
     log_format: Format = "auto"
 
