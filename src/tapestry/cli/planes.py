@@ -20,6 +20,7 @@ from tapestry.cli.cluster_access import name_completer, print_result, run_async,
 from tapestry.cli.help_text import STOPPED, command
 from tapestry.cli.management_api import NAME, Connect, with_management_api
 from tapestry.cli.mounted_apiext import apiext_handler
+from tapestry.cli.plane_credentials import seconds
 from tapestry.cli.process_runner import (
     CONFIG,
     Flags,
@@ -49,6 +50,13 @@ WAIT_OPTION = click.option(
 TIMEOUT_OPTION = click.option(
     "--timeout", default="60s", show_default=True, help="Time to wait, for example 30s or 5m."
 )
+LIMITS = {
+    "max_objects": "objects",
+    "max_bytes": "bytes",
+    "max_watches": "watches",
+    "max_requests": "requestsInFlight",
+}
+"""Fields of `spec.limits` by the arguments of `tapestry planes create`."""
 COLUMNS = ("NAME", "PHASE", "ID", "OBJECTS", "HOLDER", "ADDRESS", "PORT", "MESSAGE")
 
 
@@ -128,6 +136,7 @@ def mounted_routes(routes: Routes) -> dict[str, MountedHandler]:
 @command(
     "tapestry planes create pr-42",
     "tapestry planes create pr-42 --sleep-after 10m --copy-of main",
+    "tapestry planes create pr-42 --backend etcd --process node-b --max-objects 5000 --max-bytes 32Mi",
     parent=planes,
     name="create",
 )
@@ -142,6 +151,11 @@ def mounted_routes(routes: Routes) -> dict[str, MountedHandler]:
 @click.option("--sleep-after", default="", help="Close the plane after this time without clients, for example 10m.")
 @click.option("--copy-of", default="", help="Plane whose objects the new plane starts with.")
 @click.option("--controllers", default="*", show_default=True, help="Comma-separated controllers of the plane.")
+@click.option("--process", default="", help="Process that is to hold the plane. [default: any of the group]")
+@click.option("--max-objects", type=int, help="Number of objects; 0 means no limit. [default: 50000]")
+@click.option("--max-bytes", help="Size of all objects, for example 64Mi; 0 means no limit. [default: 256Mi]")
+@click.option("--max-watches", type=int, help="Number of open watches; 0 means no limit. [default: 2000]")
+@click.option("--max-requests", type=int, help="Number of concurrent requests, without watches. [default: 100]")
 @WAIT_OPTION
 @TIMEOUT_OPTION
 @with_management_api
@@ -151,13 +165,22 @@ def create_plane(
     sleep_after: str,
     copy_of: str,
     controllers: str,
+    process: str,
     wait: bool,
     timeout: str,
     connect: Connect,
+    **limits: Any,
 ) -> None:
     """Create the plane NAME and wait until it answers."""
-    idle = int(parse_duration(sleep_after, "--sleep-after").total_seconds()) if sleep_after else 0
-    spec = {"backend": backend, "idleSeconds": idle, "copyOf": copy_of, "controllers": controllers.split(",")}
+    idle = seconds(sleep_after, "--sleep-after") if sleep_after else 0
+    spec = {
+        "backend": backend,
+        "idleSeconds": idle,
+        "copyOf": copy_of,
+        "controllers": controllers.split(","),
+        "process": process,
+        "limits": {field: limits[option] for option, field in LIMITS.items() if limits[option] is not None},
+    }
 
     async def work() -> None:
         async with connect() as client:
