@@ -292,3 +292,13 @@ async def test_only_writer_reads_consistently_without_etcd(
             with pytest.raises(StorageUnavailable):
                 await store.wait_for_latest()
             own.resume()
+
+
+async def test_server_without_an_epoch_refuses_the_keys_of_a_plane(etcd: Etcd, prefix: str) -> None:
+    async with following(etcd.url, prefix, fence=fence(1)) as store:
+        await store.put(key("a"), None, text("made"))
+    with pytest.raises(StorageError, match="open it with `tapestry planes run`"):
+        async with following(etcd.url, prefix):
+            pass
+    async with following(etcd.url, f"{prefix}/other") as store:
+        await store.put(key("a"), None, text("made"))

@@ -275,7 +275,9 @@ class Process:
 
 
 @asynccontextmanager
-async def process(name: str, etcd: Etcd, prefix: str, folder: Path) -> AsyncIterator[Process]:
+async def process(
+    name: str, etcd: Etcd, prefix: str, folder: Path, *, named_only: bool = False
+) -> AsyncIterator[Process]:
     """Run a process that serves the management API and holds planes."""
     config = PlanesConfig(
         name=name,
@@ -283,6 +285,7 @@ async def process(name: str, etcd: Etcd, prefix: str, folder: Path) -> AsyncIter
         backend="etcd",
         etcd=EtcdConfig(servers=[etcd.url], prefix=prefix),
         group_key=str(folder / "group.key"),
+        named_only=named_only,
     )
     key = load_group_key(config.group_key_file)
     async with AsyncExitStack() as stack:
@@ -292,7 +295,7 @@ async def process(name: str, etcd: Etcd, prefix: str, folder: Path) -> AsyncIter
         await install_planes(client_of(opened))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         manager = planes_manager(opened, config, process_identity(config))
-        planes, processes = PlaneSet(group, threads), Processes(name, manager.elector)
+        planes, processes = PlaneSet(group, threads), Processes(name, manager.elector, is_named_only=named_only)
         manager.register(
             "planes",
             lambda each: plane_controller.install(each, config, planes, str, delete_plane_data, processes, key),
@@ -353,3 +356,48 @@ async def test_plane_moves_between_two_processes_of_a_group(etcd: Etcd, prefix: 
         await wait_for(b.client, PLANES, "p", until=lambda plane: plane is None, timeout=60)
     async with EtcdClient([etcd.url], Certificates()) as client:
         assert [page async for _, page in all_keys(client, f"{prefix}/planes")] == [[]]
+
+
+async def test_plane_moves_to_a_process_of_its_own_and_back(etcd: Etcd, prefix: str, tmp_path: Path) -> None:
+    async with (
+        process("shared", etcd, prefix, tmp_path) as shared,
+        process("alone", etcd, prefix, tmp_path, named_only=True) as alone,
+    ):
+        for number in range(6):
+            await shared.client.create(PLANES, object_named(f"p{number}") | {"spec": {"backend": "etcd"}})
+        planes = [await wait_for_holder(shared.client, f"p{number}", "shared") for number in range(6)]
+        assert not list(alone.planes), "no plane without its name goes there"
+        id = plane_id(planes[0])
+        for turn, (here, there, name) in enumerate(((shared, alone, "alone"), (alone, shared, "shared"))):
+            entry = here.planes.get(id)
+            assert entry is not None
+            assert entry.plane is not None
+            await client_of(entry.plane.opened).create(CONFIGMAPS, object_named(f"made-{turn}", "default"))
+            before = files_of(entry.config)
+            await here.client.patch(PLANES, object_named("p0"), {"spec": {"process": name}})
+            await wait_for_holder(there.client, "p0", name)
+            assert here.planes.get(id) is None
+            moved = there.planes.get(id)
+            assert moved is not None
+            assert moved.plane is not None
+            assert await client_of(moved.plane.opened).get(CONFIGMAPS, f"made-{turn}", "default")
+            assert files_of(moved.config)["ca.key"] == before["ca.key"]
+        assert (await shared.client.get(PLANES, "p0"))["status"]["epoch"] == 3
+
+
+async def test_plane_returns_to_its_own_process_after_a_restart(etcd: Etcd, prefix: str, tmp_path: Path) -> None:
+    async with process("shared", etcd, prefix, tmp_path) as shared:
+        async with process("alone", etcd, prefix, tmp_path, named_only=True):
+            await shared.client.create(PLANES, object_named("p") | {"spec": {"backend": "etcd", "process": "alone"}})
+            await wait_for_holder(shared.client, "p", "alone")
+        async with process("alone", etcd, prefix, tmp_path, named_only=True) as again:
+            id = plane_id(await again.client.get(PLANES, "p"))
+            await wait_for_epoch(shared.client, "p", 2)
+        assert shared.planes.get(id) is None
+
+
+async def wait_for_epoch(client: Client, name: str, epoch: int) -> None:
+    def is_reached(plane: Object | None) -> bool:
+        return value_at(plane, "status", "epoch") == epoch
+
+    await wait_for(client, PLANES, name, until=is_reached, timeout=60)

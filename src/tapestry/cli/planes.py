@@ -23,6 +23,7 @@ from tapestry.cli.mounted_apiext import apiext_handler
 from tapestry.cli.plane_credentials import seconds
 from tapestry.cli.process_runner import (
     CONFIG,
+    SWITCH,
     Flags,
     fault_message,
     settings_from_flags,
@@ -85,6 +86,7 @@ RUN_FLAGS: Flags = {
     "--egress-denied-cidrs": ("egressDeniedCidrs", "Comma-separated ranges that planes must not reach."),
     "--log-level": ("logLevel", "Log level: debug, info, warning or error."),
 }
+RUN_SWITCHES: Flags = {"--named-only": ("namedOnly", "Hold only planes whose records name this process.")}
 
 LIST_SETTINGS = ("etcd.servers", "egressAllowedCidrs", "egressDeniedCidrs")
 """Settings whose flags are comma-separated lists."""
@@ -99,12 +101,13 @@ LIST_SETTINGS = ("etcd.servers", "egressAllowedCidrs", "egressDeniedCidrs")
 )
 @CONFIG
 @with_options(RUN_FLAGS, {"serverNames": {"multiple": True}})
+@with_options(RUN_SWITCHES, {"namedOnly": {**SWITCH, "metavar": "[BOOL]"}})
 def run_process(config: Path | None, **flags: Any) -> None:
     """Hold planes until SIGTERM or Ctrl-C: the management API and all planes are on one port.
 
     A kubeconfig of the management API is written to the data folder.
     """
-    given = settings_from_flags(RUN_FLAGS, flags)
+    given = settings_from_flags(RUN_FLAGS | RUN_SWITCHES, flags)
     given |= {path: split_commas(given[path]) for path in LIST_SETTINGS}
     try:
         settings = load_config(PlanesConfig, file=config, environ=os.environ, flags=given)

@@ -159,7 +159,7 @@ async def run_controller(
 ) -> AsyncIterator[None]:
     """Run the controller of planes, which holds the Lease of this process."""
     manager = planes_manager(management, config, process_identity(config))
-    processes = Processes(config.name, manager.elector)
+    processes = Processes(config.name, manager.elector, is_named_only=config.named_only)
     manager.register(
         "planes",
         lambda each: plane_controller.install(

@@ -24,6 +24,9 @@ class PlanesConfig(Section, frozen=True):
     """Folder of the planes, of the management API, and of the certificates of this process."""
     name: str = ""
     """Name of this process among those that share the management API; the host name by default."""
+    named_only: bool = False
+    """Hold only planes whose `spec.process` is this process, for example a single plane that needs a process of its
+    own."""
     address: str = "127.0.0.1:6444"
     """Address for HTTPS of all planes and of the management API."""
     domain: str = "tapestry.local"

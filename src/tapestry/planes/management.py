@@ -24,7 +24,7 @@ from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import object_named
 from tapestry.kube.resources import NAMESPACES
 from tapestry.planes.config import PlanesConfig, management_server_config
-from tapestry.planes.processes import process_lease
+from tapestry.planes.processes import NAMED_ONLY, process_lease
 from tapestry.planes.sealing import GroupKey
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def process_identity(config: PlanesConfig) -> str:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private_file(path, secrets.token_hex(8).encode())
-    return f"{config.name}_{path.read_text().strip()}"
+    return f"{config.name}_{path.read_text().strip()}{NAMED_ONLY if config.named_only else ''}"
 
 
 @asynccontextmanager

@@ -18,6 +18,8 @@ from tapestry.kube.resources import LEASES
 
 LEASE_PREFIX = "planes-"
 """Prefix of the names of the processes' Leases."""
+NAMED_ONLY = "_named-only"
+"""End of the holder in the Lease of a process that takes only planes whose records name it."""
 
 
 def process_lease(process: str) -> LeaderElection:
@@ -55,6 +57,8 @@ class Processes:
     elector: Elector | None
     """Renews the Lease of this process. None if it is alone, with a management API of its own."""
     monotonic: Callable[[], float] = time.monotonic
+    is_named_only: bool = False
+    """Take only planes whose records name this process."""
     _observed: dict[str, ObservedLease] = field(default_factory=dict)
 
     def holds_lease(self) -> bool:
@@ -66,17 +70,18 @@ class Processes:
         lease = new or old
         assert lease is not None
         name = name_of(lease).removeprefix(LEASE_PREFIX)
-        if new is None or not holder_of(new):
+        if new is None or not holder_of(new) or holder_of(new).endswith(NAMED_ONLY):
             self._observed.pop(name, None)
         elif (known := self._observed.get(name)) is None or known.version != version_of(new):
             seconds = float(value_at(new, "spec", "leaseDurationSeconds", default=0))
             self._observed[name] = ObservedLease(version_of(new), self.monotonic(), seconds)
 
     def live(self) -> set[str]:
-        """Return the names of all live processes."""
+        """Return the names of all live processes that take planes whose records name none."""
         now = self.monotonic()
         others = {name for name, lease in self._observed.items() if now < lease.since + lease.seconds}
-        return others - {self.own_name} | ({self.own_name} if self.holds_lease() else set())
+        own = {self.own_name} if self.holds_lease() and not self.is_named_only else set()
+        return others - {self.own_name} | own
 
     def is_candidate(self, plane_id: str) -> bool:
         """Return whether this process is to take a plane that no process holds."""

@@ -18,7 +18,7 @@ from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, name_of, object_named
 from tapestry.kube.resources import EVENTS, LEASES
 from tapestry.planes.plane_set import PlaneState
-from tapestry.planes.processes import Processes, candidate_for, process_lease
+from tapestry.planes.processes import NAMED_ONLY, Processes, candidate_for, process_lease
 
 from .recorded_planes import AN_HOUR, RecordedPlanes, install, wait_for_phase
 
@@ -55,6 +55,7 @@ class Process:
 
     api: InProcessApi
     name: str
+    is_named_only: bool = False
     planes: RecordedPlanes = field(default_factory=RecordedPlanes)
     connections: list[Connection] = field(default_factory=list)
     is_cut_off: bool = False
@@ -65,9 +66,13 @@ class Process:
             leader_election=process_lease(self.name), metrics=Metrics(address=""), probes=Probes(address="")
         )
         self.manager = Manager(
-            config, self.connect, identity=f"{self.name}_id", now=clock.now, monotonic=clock.monotonic
+            config,
+            self.connect,
+            identity=f"{self.name}_id{NAMED_ONLY if self.is_named_only else ''}",
+            now=clock.now,
+            monotonic=clock.monotonic,
         )
-        self.processes = Processes(self.name, self.manager.elector, clock.monotonic)
+        self.processes = Processes(self.name, self.manager.elector, clock.monotonic, is_named_only=self.is_named_only)
         self.manager.register("planes", lambda manager: install(manager, self.processes, self.planes))
 
     def connect(self) -> Transport:
@@ -227,3 +232,19 @@ async def test_second_process_with_the_same_name_waits() -> None:
             assert a.open_planes == {plane_id(plane)}
             assert not twin.open_planes
             task.cancel()
+
+
+@in_virtual_time
+async def test_named_only_process_holds_only_planes_that_name_it() -> None:
+    api = new_api()
+    client = Client(api)
+    async with running(Process(api, "a")) as a, running(Process(api, "b", is_named_only=True)) as b:
+        planes = await create_planes(client, 8)
+        assert set(holders_of(planes).values()) == {"a"}
+        await client.patch(PLANES, planes[0], {"spec": {"process": "b"}})
+        await wait_until(lambda: b.open_planes == {plane_id(planes[0])})
+        assert plane_id(planes[0]) not in a.open_planes
+        moved = await wait_for_phase(client, "Open", "p0")
+        await client.patch(PLANES, moved, {"spec": {"process": "a"}})
+        await wait_until(lambda: not b.open_planes)
+        await wait_until(lambda: plane_id(planes[0]) in a.open_planes)

@@ -44,7 +44,7 @@ from tapestry.apiserver.storage.etcd.client import (
     KeyValue,
     RangeGuard,
 )
-from tapestry.apiserver.storage.etcd.connection import etcd_client
+from tapestry.apiserver.storage.etcd.connection import EPOCH_KEY, etcd_client
 from tapestry.apiserver.storage.etcd.layout import KeyLayout
 from tapestry.apiserver.storage.raw_objects import with_revision, without_revision
 from tapestry.process.logs import logger
@@ -93,12 +93,22 @@ class EtcdStore(Store):
         while True:
             try:
                 await self._client.take_epoch()
+                await self._check_epoch()
                 return await self._fill(*await self._read_oldest())
             except StorageUnavailable:
                 if time.monotonic() > deadline:
                     raise
                 self._client.switch_endpoint()
             await asyncio.sleep(RECONNECT_BACKOFF[0] * 4)
+
+    async def _check_epoch(self) -> None:
+        """Raise StorageError if there is an epoch but this server has none: its writes would not be fenced."""
+        if self._client.epoch is None:
+            path = self._layout.prefix + EPOCH_KEY
+            if (await self._client.get(path.encode()))[0].value is not None:
+                raise StorageError(
+                    f"etcd: {path} exists, so the data beside it is that of a plane; open it with `tapestry planes run`"
+                )
 
     # -- writing
 
