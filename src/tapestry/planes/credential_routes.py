@@ -51,7 +51,7 @@ class CredentialsResult(ApiStruct):
 
 
 class RevokeArguments(ApiStruct):
-    """What to revoke: exactly one of the fields."""
+    """Credentials to revoke. Exactly one of the fields is set."""
 
     token: Annotated[str, Meta(max_length=64, description="ID of a token.")] | None = None
     serial: Annotated[str, Meta(max_length=64, description="Serial number of a client certificate.")] | None = None
@@ -79,6 +79,8 @@ class RotateResult(ApiStruct):
 
 
 def credential_routes(keys: PlaneKeys) -> list[HttpRoute]:
+    """Return the HTTP interfaces."""
+
     async def credentials(call: HttpCall) -> CredentialsResult:
         tokens, revocations = await keys.list_credentials(plane_id(call.object))
         return CredentialsResult(

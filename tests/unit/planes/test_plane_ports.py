@@ -128,14 +128,14 @@ async def test_plane_waits_for_its_port_while_another_program_uses_it(tmp_path: 
         other.listen()
         async with running_planes(tmp_path / "data", port_range=ports) as (_, management):
 
-            def is_told(plane: Object | None) -> bool:
+            def is_waiting(plane: Object | None) -> bool:
                 return value_at(plane, "status", "portMessage") is not None
 
-            told = await wait_for(management, PLANES, "one", until=is_told, timeout=TIMEOUT)
-            assert told is not None
-            assert told["status"]["port"] == first
+            waiting = await wait_for(management, PLANES, "one", until=is_waiting, timeout=TIMEOUT)
+            assert waiting is not None
+            assert waiting["status"]["port"] == first
             other.close()
-            await wait_for(management, PLANES, "one", until=lambda plane: not is_told(plane), timeout=TIMEOUT)
+            await wait_for(management, PLANES, "one", until=lambda plane: not is_waiting(plane), timeout=TIMEOUT)
             assert not is_free(first)
 
 
