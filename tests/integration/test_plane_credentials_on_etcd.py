@@ -205,6 +205,23 @@ async def test_interrupted_rotation_does_not_replace_keys_of_another_process(
     assert certificates[0] == certificates[1]
 
 
+async def test_serving_certificate_is_stored_only_with_its_key(etcd: Etcd, prefix: str, tmp_path: Path) -> None:
+    here, there = (config_for(etcd, prefix, tmp_path / name) for name in ("here", "there"))
+    folder = Path(here.file_rootpath)
+    hold = PlaneHold(EpochFence(1, lambda: True), KEY)
+    await restore_keys("plane", here, hold)
+    certificate, key = CertificateAuthority(folder / "pki").server_certificate(["localhost"])
+    valid = certificate.read_bytes(), key.read_bytes()
+    key.write_bytes((folder / "pki" / "ca.key").read_bytes())
+    for is_stored in (False, True):
+        await update_keys("plane", here, hold, lambda: create_token(folder, "ada", (), HOUR, datetime.now(UTC)))
+        await restore_keys("plane", there, hold)
+        copies = [Path(there.file_rootpath) / "pki" / each.name for each in (certificate, key)]
+        assert [each.exists() for each in copies] == [is_stored, is_stored]
+        key.write_bytes(valid[1])
+    assert tuple(each.read_bytes() for each in copies) == valid
+
+
 @pytest.mark.parametrize(
     ("command", "advice"),
     [

@@ -155,7 +155,11 @@ def mounted_routes(routes: Routes) -> dict[str, MountedHandler]:
 @click.option("--copy-of", default="", help="Plane whose objects the new plane starts with.")
 @click.option("--controllers", default="*", show_default=True, help="Comma-separated controllers of the plane.")
 @click.option("--process", default="", help="Process that is to hold the plane. [default: any of the group]")
-@click.option("--max-objects", type=int, help="Number of objects; 0 means no limit. [default: 50000]")
+@click.option(
+    "--max-objects",
+    type=int,
+    help="Number of objects; a new plane has about 150. 0 means no limit. [default: 50000]",
+)
 @click.option("--max-bytes", help="Size of all objects, for example 64Mi; 0 means no limit. [default: 256Mi]")
 @click.option("--max-watches", type=int, help="Number of open watches; 0 means no limit. [default: 2000]")
 @click.option("--max-requests", type=int, help="Number of concurrent requests, without watches. [default: 100]")

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
 from tapestry.apis.planes import MANAGEMENT
 from tapestry.apiserver.access.certificates import CertificateAuthority, front_proxy_ca, write_private_file
 from tapestry.apiserver.access.ephemeral_tokens import TOKENS_FILE
@@ -33,7 +36,7 @@ log = logger(__name__)
 T = TypeVar("T")
 SEALED_KEYS = "sealed/"
 """Beginning of the keys of sealed files, below the prefix. No object has such a key."""
-SERVING_FILES = frozenset({f"{KEYS_FOLDER}/apiserver.crt", f"{KEYS_FOLDER}/apiserver.key"})
+SERVING_CERTIFICATE, SERVING_KEY = SERVING_FILES = f"{KEYS_FOLDER}/apiserver.crt", f"{KEYS_FOLDER}/apiserver.key"
 """Serving certificate, which a process issues for its own names. The processes of a group have one each for the
 management API. The next holder of a plane needs that of the last one while a replaced CA is trusted.
 """
@@ -122,7 +125,11 @@ class SealedFiles:
             write_private_file(marker, description_of(self._owner).encode())
 
     def _read_files(self) -> dict[str, bytes]:
-        return {name: (self._folder / name).read_bytes() for name in self._local_files()}
+        contents = {name: (self._folder / name).read_bytes() for name in self._local_files()}
+        if not has_serving_pair(contents):  # a handshake is replacing it
+            for name in SERVING_FILES:
+                contents.pop(name, None)
+        return contents
 
     def _replace_files(self, contents: Mapping[str, bytes]) -> None:
         """Make the key files of the folder equal to `contents`."""
@@ -181,6 +188,17 @@ def is_sealed_file(name: str) -> bool:
     folder, _, base = name.partition("/")
     is_temporary = base.startswith(".") or base.endswith(".new")
     return folder == KEYS_FOLDER and bool(base) and "/" not in base and not is_temporary
+
+
+def has_serving_pair(contents: Mapping[str, bytes]) -> bool:
+    """Return whether the serving certificate and its key belong together."""
+    if not contents.keys() >= set(SERVING_FILES):
+        return False
+    try:
+        certificate = x509.load_pem_x509_certificate(contents[SERVING_CERTIFICATE])
+        return certificate.public_key() == load_pem_private_key(contents[SERVING_KEY], None).public_key()
+    except ValueError:  # not PEM
+        return False
 
 
 def description_of(owner: str) -> str:

@@ -150,3 +150,14 @@ async def test_process_without_range_removes_ports(tmp_path: Path, first: int) -
         await wait_for(management, PLANES, "one", until=has_no_port, timeout=TIMEOUT)
         assert is_free(first)
         assert plane_id(await management.get(PLANES, "one")) == plane_id(plane)
+
+
+@pytest.mark.parametrize("selected_by", ["ownPort", "byPath", "clientCertificate"])
+async def test_address_of_the_listener_is_in_all_certificates(tmp_path: Path, first: int, selected_by: str) -> None:
+    options = {"address": "127.0.0.2:0", "port_range": f"{first}-{first + 2}"}
+    async with running_planes(tmp_path / "data", **options) as (_, management):
+        await create(management, "one")
+        await issue(management, tmp_path / "admin", **{selected_by: True})
+        cluster = yaml.safe_load((tmp_path / "admin").read_text())["clusters"][0]["cluster"]
+        assert cluster["server"].startswith("https://127.0.0.2:")
+        assert await is_accepted(tmp_path / "admin")
