@@ -1,5 +1,6 @@
 """Access of commands to the management API of planes."""
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
@@ -10,7 +11,7 @@ import click
 import msgspec
 
 from tapestry.apis.planes import PLANES
-from tapestry.cli.cluster_access import name_completer, open_client
+from tapestry.cli.cluster_access import COMPLETION_TIMEOUT, completer_for, object_names, open_client
 from tapestry.client.client import Client
 from tapestry.client.kubeconfig import KubeconfigError, default_access
 from tapestry.client.transport import Request
@@ -61,7 +62,15 @@ def management_client(data: Path, kubeconfig: str | None, context: str | None) -
     return open_client(default_access(file, context, environ=os.environ, home=Path.home()))
 
 
-NAME = click.argument("name", shell_complete=name_completer(PLANES))
+async def plane_names(context: click.Context) -> list[str]:
+    given = context.params
+    client = management_client(given.get("data") or DATA_FOLDER, given.get("kubeconfig"), given.get("context"))
+    async with asyncio.timeout(COMPLETION_TIMEOUT), client:
+        return await object_names(client, PLANES, "")
+
+
+complete_plane = completer_for(plane_names)
+NAME = click.argument("name", shell_complete=complete_plane)
 
 
 async def call_plane(

@@ -16,9 +16,9 @@ from tapestry.apis.planes import PLANES
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.cli import plane_credentials
-from tapestry.cli.cluster_access import name_completer, print_result, run_async, with_output
+from tapestry.cli.cluster_access import print_result, run_async, with_output
 from tapestry.cli.help_text import STOPPED, command
-from tapestry.cli.management_api import NAME, Connect, with_management_api
+from tapestry.cli.management_api import NAME, Connect, complete_plane, with_management_api
 from tapestry.cli.mounted_apiext import apiext_handler
 from tapestry.cli.plane_credentials import seconds
 from tapestry.cli.process_runner import (
@@ -285,7 +285,7 @@ def is_handed_over(plane: Object, process: str) -> bool:
 
 
 @command("tapestry planes copy main pr-42", parent=planes)
-@click.argument("source", shell_complete=name_completer(PLANES))
+@click.argument("source", shell_complete=complete_plane)
 @click.argument("name")
 @WAIT_OPTION
 @TIMEOUT_OPTION

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from tests.unit.planes.plane_processes import client_with, running_planes, wait_for_phase
 
@@ -206,3 +207,13 @@ async def test_missing_data_folder_is_explained(tmp_path: Path) -> None:
 )
 async def test_run_explains_invalid_settings(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
     assert message in await error_of(tmp_path, "run", *options)
+
+
+async def test_names_of_planes_are_completed(management: Client, tmp_path: Path) -> None:
+    for name in ("pr-41", "pr-42", "main"):
+        await management.create(PLANES, object_named(name) | {"spec": {"process": "elsewhere"}})
+    shell = ShellComplete(main, {}, "tapestry", "_TAPESTRY_COMPLETE")
+    for command in ("suspend", "copy", "revoke"):
+        arguments = ["planes", command, "--data", str(tmp_path / "data")]
+        found = await asyncio.to_thread(shell.get_completions, arguments, "pr")
+        assert [each.value for each in found] == ["pr-41", "pr-42"]
