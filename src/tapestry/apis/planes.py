@@ -17,13 +17,17 @@ ID_BYTES = 10
 MANAGEMENT = "management"
 """Id of the management API in its process. Ids of planes are longer."""
 MAX_IDLE_SECONDS = 30 * 24 * 3600
+SIZE_PATTERN = QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1)
+Backend = Literal["file", "etcd", "memory"]
 
 
 class PlaneLimits(ApiStruct):
     """Limits of one plane. They protect the other planes of its process."""
 
     objects: Annotated[int, Meta(ge=0, description="Maximum number of objects.")] = 50_000
-    bytes: Annotated[str, Meta(pattern=QUANTITY_PATTERN, description="Maximum size of all objects.")] = "256Mi"
+    bytes: Annotated[str, Meta(pattern=SIZE_PATTERN, max_length=32, description="Maximum size of all objects.")] = (
+        "256Mi"
+    )
     watches: Annotated[int, Meta(ge=0, description="Maximum number of open watches.")] = 2_000
     requests_in_flight: Annotated[
         int, Meta(ge=1, le=10_000, description="Maximum number of concurrent requests, without watches.")
@@ -34,7 +38,7 @@ class PlaneSpec(ApiStruct):
     """Desired state of a plane."""
 
     backend: Annotated[
-        Literal["file", "etcd", "memory"],
+        Backend,
         IMMUTABLE,
         Meta(description="Storage of its objects: a folder, a prefix in etcd, or memory, which a restart empties."),
     ] = "file"
