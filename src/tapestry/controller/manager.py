@@ -189,6 +189,10 @@ class Manager:
         self.controllers.append(controller)
         return controller
 
+    def has_work(self, seconds: float) -> bool:
+        """Return whether a controller reconciles a key, or will within `seconds`."""
+        return any(each.queue.has_work(seconds) for each in self.controllers)
+
     def after_sync(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, after every cache is synced and before any work starts."""
         self._after_sync.append(callback)

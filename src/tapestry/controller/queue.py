@@ -56,6 +56,11 @@ class Queue:
     def delayed(self) -> int:
         return len(self._due)
 
+    def has_work(self, seconds: float) -> bool:
+        """Return whether a key is ready or in processing, or due in `seconds`."""
+        end = self._now() + seconds
+        return bool(self or self._processing) or any(each.due <= end for each in self._due.values())
+
     def age(self, now: float) -> float:
         """Return the seconds that the first key has waited.  `now` is the loop's time: metrics are read in a thread."""
         return now - next(iter((self._fresh or self._resync).values()), now)

@@ -138,6 +138,8 @@ class IdlePlanes:
         if connections or idle_time < idle_timeout:  # reading the store is slower
             wait = idle_timeout if connections else idle_timeout - idle_time
             return min(wait.total_seconds(), MAX_WAIT_SECONDS)
+        if plane.manager.has_work(idle_timeout.total_seconds()):
+            return min(idle_timeout.total_seconds(), MAX_WAIT_SECONDS)
         next_due = scheduled_work(plane, now)
         activity = PlaneActivity(connections, idle_time, has_running_pods(plane.opened.store), next_due)
         if not may_sleep(activity, now, idle_timeout):

@@ -378,3 +378,17 @@ async def test_close_ends_waiting_workers(virtual_time: VirtualClock) -> None:
     assert len(queue) == 0
     with pytest.raises(QueueClosed):
         await queue.take()
+
+
+async def test_queue_has_work_while_a_key_is_ready_in_processing_or_due(virtual_time: VirtualClock) -> None:
+    queue = Queue()
+    assert not queue.has_work(100)
+    queue.add("a")
+    assert queue.has_work(0)
+    await queue.take()
+    assert queue.has_work(0)
+    queue.done("a")
+    assert not queue.has_work(100)
+    queue.add_after("b", 60)
+    assert not queue.has_work(59)
+    assert queue.has_work(60)

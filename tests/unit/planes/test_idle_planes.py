@@ -11,6 +11,7 @@ import pytest
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
+from tapestry.controller.controller import Controller
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import CRON_JOBS, PODS
@@ -114,6 +115,34 @@ async def test_plane_with_running_pod_stays_awake(
     assert entry.state is state
 
 
+@pytest.mark.parametrize(("seconds", "state"), [(0, PlaneState.OPEN), (1, PlaneState.OPEN), (3600, PlaneState.ASLEEP)])
+async def test_plane_whose_controllers_have_work_stays_awake(
+    running: ListeningPlanes, clock: Clock, seconds: float, state: PlaneState
+) -> None:
+    entry = await running.opened("a")
+    assert entry.plane is not None
+    started, stop = asyncio.Event(), asyncio.Event()
+
+    async def reconcile(_: str) -> None:
+        started.set()
+        await stop.wait()
+
+    controller = Controller("slow", reconcile)
+    entry.plane.manager.controllers.append(controller)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(controller.run())
+        if seconds:
+            controller.queue.add_after("key", seconds)
+        else:
+            controller.queue.add("key")
+            await started.wait()
+        clock.advanced = TIMEOUT
+        assert 0 < await idle_planes(running, clock).check(entry) <= 60
+        assert entry.state is state
+        stop.set()
+        controller.queue.close()
+
+
 CRON_SPEC = {
     "schedule": "0 0 1 1 *",
     "jobTemplate": {"spec": {"template": {"spec": {"containers": CONTAINERS, "restartPolicy": "Never"}}}},
@@ -124,7 +153,10 @@ async def test_plane_wakes_for_its_next_cron_job(running: ListeningPlanes, clock
     entry = await running.opened("a", controllers=["none", "cronjobs"])
     await create(entry, CRON_JOBS, "yearly", CRON_SPEC)
     idle, clock.advanced = idle_planes(running, clock), TIMEOUT
-    await idle.check(entry)
+    async with asyncio.timeout(10):
+        while entry.state is PlaneState.OPEN:  # while the controller reconciles the new object
+            await idle.check(entry)
+            await asyncio.sleep(0)
     next_year = datetime(clock.now().year + 1, 1, 1, tzinfo=UTC)
     assert (entry.state, entry.wake_at) == (PlaneState.ASLEEP, next_year)
     await idle.check(entry)
