@@ -1,18 +1,24 @@
 """A copy of a plane in etcd becomes a plane below another prefix."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import pytest
+
 from tapestry.apiserver.assembly import ServerThreads
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.config import Etcd as EtcdConfig
-from tapestry.apiserver.core.epochs import EpochFence
+from tapestry.apiserver.core.epochs import EpochFence, EpochLost
 from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.apiserver.core.store import Key
+from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
+from tapestry.planes.etcd_prefixes import fill_prefix, has_plane, prefix_snapshot
 from tapestry.planes.open_plane import OpenPlane, open_plane
 from tapestry.planes.plane_copies import copy_open_plane, fill_store
 from tapestry.planes.plane_data import PlaneHold
@@ -21,11 +27,14 @@ from tapestry.planes.sealing import load_group_key
 from .etcds import Etcd, following
 
 
+def config_for(etcd: Etcd, folder: Path, prefix: str) -> ApiServerConfig:
+    settings = EtcdConfig(servers=[etcd.url], prefix=prefix)
+    return ApiServerConfig(backend="etcd", etcd=settings, file_rootpath=str(folder))
+
+
 @asynccontextmanager
 async def opened(etcd: Etcd, folder: Path, prefix: str) -> AsyncIterator[tuple[OpenPlane, Client]]:
-    config = ApiServerConfig(
-        backend="etcd", etcd=EtcdConfig(servers=[etcd.url], prefix=prefix), file_rootpath=str(folder)
-    )
+    config = config_for(etcd, folder, prefix)
     with closing(ServerThreads()) as threads:
         hold = PlaneHold(EpochFence(1, lambda: True), load_group_key(folder.parent / "group.key"))
         async with open_plane(folder.name, config, threads, hold=hold) as plane:
@@ -45,3 +54,30 @@ async def test_copy_fills_another_prefix(kube_assets: Path, tmp_path: Path) -> N
         async with opened(etcd, tmp_path / "b", "/planes/b") as (_, client):
             assert (await client.get(CONFIGMAPS, "x", "default"))["data"] == {"k": "v"}
             assert uid_of(await client.get(NAMESPACES, "kube-system")) != old_uid
+
+
+async def test_interrupted_copy_leaves_no_plane_and_is_made_again(kube_assets: Path, tmp_path: Path) -> None:
+    with Etcd(kube_assets, tmp_path) as etcd:
+        async with opened(etcd, tmp_path / "a", "/planes/a") as (plane, client):
+            for number in range(200):
+                await client.create(CONFIGMAPS, object_named(f"c{number}", "default"))
+            await copy_open_plane(plane.opened.store, tmp_path / "copy.tar")
+            expected = {each.key for each in plane.opened.store.snapshot()}
+        target = config_for(etcd, tmp_path / "b", "/planes/b")
+        for epoch in (1, 2):
+            async with asyncio.TaskGroup() as group, EtcdClient([etcd.url], Certificates()) as observer:
+                fence = EpochFence(epoch, lambda: True)
+                copying = group.create_task(fill_prefix(target, fence, tmp_path / "copy.tar"))
+                while await observer.first_key(b"/planes/b/configmaps/", b"/planes/b/configmaps0") is None:
+                    assert not copying.done()
+                copying.cancel()
+            assert not await has_plane(target.etcd)
+        await fill_prefix(target, EpochFence(3, lambda: True), tmp_path / "copy.tar")
+        assert await has_plane(target.etcd)
+        _, entries = await prefix_snapshot(target.etcd)
+        keys = {each.key for each in entries}
+        assert keys <= expected
+        assert {Key("configmaps", "default", f"c{number}") for number in range(200)} <= keys
+        with pytest.raises(EpochLost):
+            await fill_prefix(target, EpochFence(2, lambda: True), tmp_path / "copy.tar")
+        assert await has_plane(target.etcd), "a stopped process does not empty the prefix of its successor"

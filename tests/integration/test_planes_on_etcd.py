@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tapestry.apis.planes import PLANE, PLANES, PlaneSpec, plane_id
@@ -26,8 +27,8 @@ from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.crds import crd
 from tapestry.kube.errors import AlreadyExists, KubeError
-from tapestry.kube.objects import Object, name_of, object_named, value_at
-from tapestry.kube.resources import CONFIGMAPS, CRDS, LEASES
+from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
+from tapestry.kube.resources import CONFIGMAPS, CRDS, LEASES, NAMESPACES
 from tapestry.planes import plane_controller
 from tapestry.planes.config import PlanesConfig, management_server_config, plane_server_config
 from tapestry.planes.management import (
@@ -298,7 +299,7 @@ async def process(
         planes, processes = PlaneSet(group, threads), Processes(name, manager.elector, is_named_only=named_only)
         manager.register(
             "planes",
-            lambda each: plane_controller.install(each, config, planes, str, delete_plane_data, processes, key),
+            lambda each: plane_controller.install(each, config, planes, str, processes, key),
         )
         managers = [manager, management_controllers(opened, config)]
         tasks = [group.create_task(each.run()) for each in managers]
@@ -320,6 +321,28 @@ async def install_planes(client: Client) -> None:
         until=lambda found: found is not None and is_condition_true(found, "Established"),
         timeout=30,
     )
+
+
+async def create_plane(creator: Process, name: str, **spec: object) -> Object:
+    """Create a plane, and wait until it is open."""
+    await creator.client.create(PLANES, object_named(name) | {"spec": {"backend": "etcd", **spec}})
+    return await wait_for_status(creator.client, name, phase="Open")
+
+
+async def wait_for_status(client: Client, name: str, **status: object) -> Object:
+    def is_reached(plane: Object | None) -> bool:
+        return status.items() <= value_at(plane, "status", default={}).items()
+
+    found = await wait_for(client, PLANES, name, until=is_reached, timeout=60)
+    assert found is not None
+    return found
+
+
+def plane_client(process: Process, plane: Object) -> Client:
+    entry = process.planes.get(plane_id(plane))
+    assert entry is not None
+    assert entry.plane is not None
+    return client_of(entry.plane.opened)
 
 
 async def wait_for_holder(client: Client, name: str, holder: str) -> Object:
@@ -401,3 +424,107 @@ async def wait_for_epoch(client: Client, name: str, epoch: int) -> None:
         return value_at(plane, "status", "epoch") == epoch
 
     await wait_for(client, PLANES, name, until=is_reached, timeout=60)
+
+
+async def test_plane_is_taken_back_in_a_later_epoch(etcd: Etcd, prefix: str, tmp_path: Path) -> None:
+    """A management API that was restored from a backup has older epochs than the planes."""
+    async with process("a", etcd, prefix, tmp_path) as a:
+        plane = await create_plane(a, "p")
+        await plane_client(a, plane).create(CONFIGMAPS, object_named("kept", "default"))
+        await write_epoch(etcd, f"{prefix}/planes/{plane_id(plane)}", 20)
+        plane = await wait_for_status(a.client, "p", phase="Open", epoch=21)
+        assert await plane_client(a, plane).get(CONFIGMAPS, "kept", "default")
+
+
+async def write_epoch(etcd: Etcd, prefix: str, epoch: int) -> None:
+    async with EtcdClient([etcd.url], Certificates()) as client:
+        current, _ = await client.get(f"{prefix}/epoch".encode())
+        await client.put(current.path, b"%d" % epoch, current.revision, 0)
+
+
+async def test_plane_whose_prefix_is_gone_fails_instead_of_opening_empty(
+    etcd: Etcd, prefix: str, tmp_path: Path
+) -> None:
+    async with process("a", etcd, prefix, tmp_path) as a:
+        plane = await create_plane(a, "p")
+    async with EtcdClient([etcd.url], Certificates()) as client:
+        root = f"{prefix}/planes/{plane_id(plane)}"
+        await client.delete_range(f"{root}/".encode(), f"{root}0".encode())
+    async with process("a", etcd, prefix, tmp_path) as a:
+        failed = await wait_for_status(a.client, "p", phase="Failed")
+        assert f"there is no plane below {root} in etcd" in failed["status"]["message"]
+        await a.client.delete(PLANES, failed)
+        await wait_for(a.client, PLANES, "p", until=lambda plane: plane is None, timeout=60)
+
+
+# -- copies
+
+
+@pytest.mark.parametrize("state", ["open here", "suspended", "held by another process"])
+async def test_plane_in_etcd_is_copied(etcd: Etcd, prefix: str, tmp_path: Path, state: str) -> None:
+    async with process("a", etcd, prefix, tmp_path) as a, process("b", etcd, prefix, tmp_path) as b:
+        source = await create_plane(a, "source", process="a")
+        client = plane_client(a, source)
+        for number in range(600):  # more than a page
+            await client.create(CONFIGMAPS, object_named(f"c{number}", "default"))
+        identity, ca = await client.get(NAMESPACES, "kube-system"), ca_of(tmp_path / "a", source)
+        if state == "suspended":
+            await a.client.patch(PLANES, object_named("source"), {"spec": {"state": "Suspended"}})
+            await wait_for_status(a.client, "source", phase="Suspended")
+        target = "b" if state == "held by another process" else "a"
+        copy = await create_plane(a, "copy", copyOf="source", process=target)
+        copied = plane_client(b if target == "b" else a, copy)
+        found = {name_of(each) for each in await copied.list(CONFIGMAPS, "default")}
+        assert {f"c{number}" for number in range(600)} <= found
+        assert uid_of(await copied.get(NAMESPACES, "kube-system")) != uid_of(identity)
+        assert ca_of(tmp_path / target, copy) != ca
+
+
+def ca_of(folder: Path, plane: Object) -> bytes:
+    return (folder / "planes" / plane_id(plane) / "pki" / "ca.crt").read_bytes()
+
+
+@pytest.mark.parametrize(("source", "target"), [("file", "etcd"), ("etcd", "file"), ("memory", "etcd")])
+async def test_plane_is_copied_to_another_backend(
+    etcd: Etcd, prefix: str, tmp_path: Path, source: str, target: str
+) -> None:
+    async with process("a", etcd, prefix, tmp_path) as a:
+        client = plane_client(a, await create_plane(a, "source", backend=source))
+        await client.create(CONFIGMAPS, {**object_named("c", "default"), "data": {"k": "v"}})
+        copied = plane_client(a, await create_plane(a, "copy", copyOf="source", backend=target))
+        assert (await copied.get(CONFIGMAPS, "c", "default"))["data"] == {"k": "v"}
+
+
+async def test_incomplete_copy_is_made_again(etcd: Etcd, prefix: str, tmp_path: Path) -> None:
+    async with process("a", etcd, prefix, tmp_path) as a:
+        client = plane_client(a, await create_plane(a, "source"))
+        await client.create(CONFIGMAPS, object_named("c", "default"))
+        await a.client.create(  # no process of this name
+            PLANES, object_named("copy") | {"spec": {"backend": "etcd", "copyOf": "source", "process": "later"}}
+        )
+        root = f"{prefix}/planes/{plane_id(await a.client.get(PLANES, 'copy'))}"
+        stray = msgspec.json.encode({**object_named("stray", "default"), "apiVersion": "v1", "kind": "ConfigMap"})
+        async with EtcdClient([etcd.url], Certificates()) as raw:
+            for path, value in (("epoch", b"5"), ("configmaps/default/stray", stray), ("sealed/pki/ca.key", b"stale")):
+                assert (await raw.put(f"{root}/{path}".encode(), value, 0, 0))[0]
+        await a.client.patch(PLANES, object_named("copy"), {"spec": {"process": "a"}})
+        copy = await wait_for_status(a.client, "copy", phase="Open")
+        assert copy["status"]["epoch"] == 6, "a process that still copies in epoch 5 cannot write any more"
+        copied = plane_client(a, copy)
+        assert await copied.get(CONFIGMAPS, "c", "default")
+        assert await copied.find(CONFIGMAPS, "stray", "default") is None
+
+
+async def test_copy_of_an_incomplete_plane_waits(etcd: Etcd, prefix: str, tmp_path: Path) -> None:
+    async with process("a", etcd, prefix, tmp_path) as a:
+        spec = {"backend": "etcd", "process": "later"}
+        source = await a.client.create(PLANES, object_named("source") | {"spec": spec})
+        root = f"{prefix}/planes/{plane_id(source)}"
+        obj = msgspec.json.encode({**object_named("c", "default"), "apiVersion": "v1", "kind": "ConfigMap"})
+        async with EtcdClient([etcd.url], Certificates()) as raw:
+            await raw.put(f"{root}/configmaps/default/c".encode(), obj, 0, 0)
+        await a.client.create(PLANES, object_named("copy") | {"spec": {"backend": "etcd", "copyOf": "source"}})
+        failed = await wait_for_status(a.client, "copy", phase="Failed")
+        assert failed["status"]["message"] == "spec.copyOf: plane 'source' has no data yet"
+        await a.client.patch(PLANES, object_named("source"), {"spec": {"process": "a"}})
+        await wait_for_status(a.client, "copy", phase="Open")

@@ -39,7 +39,6 @@ from tapestry.planes.management import (
     process_identity,
 )
 from tapestry.planes.open_plane import OpenPlane
-from tapestry.planes.plane_data import delete_plane_data
 from tapestry.planes.plane_folders import remove_leftovers
 from tapestry.planes.plane_keys import PlaneKeys
 from tapestry.planes.plane_listener import PlaneListener
@@ -162,9 +161,7 @@ async def run_controller(
     processes = Processes(config.name, manager.elector, is_named_only=config.named_only)
     manager.register(
         "planes",
-        lambda each: plane_controller.install(
-            each, config, plane_set, endpoints.url, delete_plane_data, processes, group_key
-        ),
+        lambda each: plane_controller.install(each, config, plane_set, endpoints.url, processes, group_key),
     )
     manager.register("plane-ports", lambda each: plane_ports.install(each, config.name, endpoints.ports))
     async with asyncio.TaskGroup() as group:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import field, structs
 
-from tapestry.apis.planes import PlaneSpec
+from tapestry.apis.planes import Backend, PlaneSpec
 from tapestry.apiserver.core.config import ApiServerConfig, Egress, Etcd
 from tapestry.apiserver.core.egress import parse_networks
 from tapestry.kube.names import dns_subdomain_error
@@ -116,15 +116,27 @@ def management_server_config(config: PlanesConfig) -> ApiServerConfig:
     )
 
 
+def planes_prefix(config: PlanesConfig) -> Etcd:
+    """Return the prefix of all planes in etcd."""
+    return structs.replace(config.etcd, prefix=f"{config.etcd.prefix}/planes")
+
+
+def plane_storage_config(config: PlanesConfig, plane_id: str, backend: Backend) -> ApiServerConfig:
+    """Return a configuration that only tells where the data of a plane is."""
+    planes = planes_prefix(config)
+    return ApiServerConfig(
+        backend=backend,
+        etcd=structs.replace(planes, prefix=f"{planes.prefix}/{plane_id}"),
+        file_rootpath=str(config.planes_folder / plane_id),
+    )
+
+
 def plane_server_config(config: PlanesConfig, plane_id: str, spec: PlaneSpec) -> ApiServerConfig:
-    """Return the configuration of the API server of a plane."""
-    folder = config.planes_folder / plane_id
-    own = ApiServerConfig(
-        backend=spec.backend,
-        etcd=structs.replace(config.etcd, prefix=f"{config.etcd.prefix}/planes/{plane_id}"),
-        file_rootpath=str(folder),
+    """Return the configuration of the API server of a plane. Raises ValueError for invalid limits."""
+    own = structs.replace(
+        plane_storage_config(config, plane_id, spec.backend),
         controllers=list(spec.controllers),
-        audit_log_path=str(folder / "audit.log"),
+        audit_log_path=str(config.planes_folder / plane_id / "audit.log"),
         egress=Egress(allowed_cidrs=config.egress_allowed_cidrs, denied_cidrs=config.egress_denied_cidrs),
     )
     return limited_config(own, spec.limits)

@@ -27,7 +27,7 @@ def ownership(plane: Object, spec: PlaneSpec, process: str, *, is_candidate: boo
     holder = value_at(plane, "status", "holder", default="")
     if holder == process:
         return Ownership.HELD if spec.process in ("", process) or is_deleting(plane) else Ownership.TO_RELEASE
-    is_named = spec.process == process or (not spec.process and is_candidate)
+    is_named = spec.process == process or (is_candidate and (not spec.process or is_deleting(plane)))
     return Ownership.CLAIMABLE if not holder and is_named else Ownership.OTHER
 
 
@@ -37,7 +37,6 @@ class PlaneAction(StrEnum):
     OPEN = "open"
     REOPEN = "close and open with another configuration"
     SUSPEND = "suspend"
-    DELETE = "delete"
 
 
 RUNNING_STATES = frozenset({PlaneState.OPENING, PlaneState.OPEN})
@@ -47,8 +46,6 @@ def next_action(
     plane: Object, spec: PlaneSpec, state: PlaneState | None, *, is_config_changed: bool = False
 ) -> PlaneAction:
     """Return the next action for a plane that this process holds. `state` is None if it is not in its PlaneSet yet."""
-    if is_deleting(plane):
-        return PlaneAction.DELETE
     if spec.state == "Suspended":
         return PlaneAction.NOTHING if state is PlaneState.SUSPENDED else PlaneAction.SUSPEND
     if is_config_changed and state in RUNNING_STATES:

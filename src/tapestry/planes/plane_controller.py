@@ -3,23 +3,29 @@
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from pathlib import Path
 
 from tapestry.apis.keys import PLANE_FINALIZER
 from tapestry.apis.planes import PLANE, PLANES, PlaneSpec, plane_id
 from tapestry.apiserver.core.config import ApiServerConfig
-from tapestry.apiserver.core.epochs import EpochFence
+from tapestry.apiserver.core.epochs import EpochFence, EpochLost
+from tapestry.apiserver.core.store import StorageError
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result
 from tapestry.kube.conditions import new_condition, with_condition
-from tapestry.kube.crds import decode_spec
-from tapestry.kube.objects import Object, is_deleting, name_of, value_at
+from tapestry.kube.crds import InvalidSpec, decode_spec
+from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at
 from tapestry.kube.times import parse_time, timestamp
-from tapestry.planes.config import PlanesConfig, plane_server_config
+from tapestry.planes.config import PlanesConfig, plane_server_config, plane_storage_config
 from tapestry.planes.plane_actions import Ownership, PlaneAction, next_action, ownership
-from tapestry.planes.plane_copies import create_copied_plane
-from tapestry.planes.plane_data import PlaneHold, restore_keys
-from tapestry.planes.plane_set import PlaneEntry, PlaneSet, PlaneState
+from tapestry.planes.plane_data import (
+    CopySource,
+    PlaneHold,
+    create_copied_plane,
+    delete_plane_data,
+    has_plane_data,
+    restore_keys,
+)
+from tapestry.planes.plane_set import PlaneEntry, PlaneSet, PlaneState, first_error
 from tapestry.planes.processes import Processes, is_holder_changed, process_leases
 from tapestry.planes.sealing import GroupKey
 
@@ -34,6 +40,25 @@ class PlaneFailed(Exception):
     """Raised if a plane cannot open. The controller tries again later."""
 
 
+BASIC_FIELDS = frozenset({"backend", "state", "suspendReason", "process"})
+"""Fields of the spec that are enough to suspend, release and delete a plane."""
+FAILURES = (PlaneFailed, StorageError, ValueError, OSError, ExceptionGroup)
+"""Errors of the data and of the configuration of a plane."""
+
+
+@dataclass(frozen=True)
+class PlaneData:
+    """Operations on the data of planes that are not open. Each may be called again after it failed or was killed."""
+
+    exists: Callable[[ApiServerConfig], Awaitable[bool]] = has_plane_data
+    restore_keys: Callable[[str, ApiServerConfig, PlaneHold], Awaitable[None]] = restore_keys
+    copy: Callable[[CopySource, ApiServerConfig, EpochFence], Awaitable[None]] = create_copied_plane
+    delete: Callable[[ApiServerConfig, PlaneHold], Awaitable[None]] = delete_plane_data
+
+
+PLANE_DATA = PlaneData()
+
+
 @dataclass(frozen=True)
 class PlaneReconciler:
     """Keeps the planes of this process in the state that their records ask for."""
@@ -45,87 +70,149 @@ class PlaneReconciler:
     now: Callable[[], datetime]
     address_of: Callable[[str], str]
     """Returns the URL of a plane by its id."""
-    delete_data: Callable[[ApiServerConfig, PlaneHold], Awaitable[None]]
-    """Deletes the data of a closed plane. A second call does nothing."""
+    data: PlaneData
     processes: Processes
     group_key: GroupKey | None
     _epochs: dict[str, int] = field(default_factory=dict)
     """Epochs in which this process holds planes, by id."""
+    _later_epochs: dict[str, int] = field(default_factory=dict)
+    """Epochs of other processes that were found in etcd, by id."""
     _ids: dict[str, str] = field(default_factory=dict)
     """Ids of the planes in the PlaneSet, by the name of their record."""
     _acting_on: set[str] = field(default_factory=set)
     """Ids of the planes whose state this reconciler is changing."""
 
     async def reconcile(self, name: str) -> Result | None:
+        if self.plane_set.is_stopped:
+            return None
         plane = self.planes.store.get(name)
         if plane is None:
             await self._close(name)
             return None
-        spec, id = decode_spec(PLANE, plane), plane_id(plane)
-        match ownership(plane, spec, self.config.name, is_candidate=self.processes.is_candidate(id)):
+        spec, spec_error = readable_spec(plane)
+        id = plane_id(plane)
+        if self._ids.get(name, id) != id:  # the record was deleted and created again
+            await self._close(name)
+        match ownership(plane, spec, self.config.name, is_candidate=self._is_candidate(plane, spec, id)):
             case Ownership.OTHER:
                 await self._close(name)
                 return self._next_takeover(plane, spec, id)
             case Ownership.TO_RELEASE:
-                await self._release(plane)
+                await self._release(plane, spec, id)
                 return None
             case Ownership.CLAIMABLE if is_deleting(plane) and not has_finalizer(plane):
                 return None
         if not has_finalizer(plane):
             plane = await self._add_finalizer(plane)
+        entry = self.plane_set.get(id)
+        if entry is not None and entry.later_epoch is not None:
+            self._forget_epoch(id, entry.later_epoch)
+            entry.later_epoch = None
         if id not in self._epochs:
             plane = await self._claim(plane, id)
-        return await self._reconcile_held(plane, spec, id)
-
-    async def _reconcile_held(self, plane: Object, spec: PlaneSpec, id: str) -> Result | None:
-        """Bring a plane that this process holds to its desired state, and write its status."""
-        entry, config = self.plane_set.get(id), plane_server_config(self.config, id, spec)
         hold = PlaneHold(EpochFence(self._epochs[id], self.processes.holds_lease), self.group_key)
-        state = entry.state if entry is not None else None
-        action = next_action(plane, spec, state, is_config_changed=entry is not None and entry.config != config)
-        if action is PlaneAction.DELETE:
-            await self._delete(plane, config, hold)
+        if is_deleting(plane):
+            await self._delete(plane, plane_storage_config(self.config, id, spec.backend), hold)
             return None
-        if entry is None:
-            if action is PlaneAction.ADD:
-                await restore_keys(id, config, hold)  # they tell which requests may wake the plane
-            if spec.copy_of:
-                await self._create_copy(spec, config)
-            wake_time = value_at(plane, "status", "wakeTime")
-            entry = self.plane_set.add(id, config, hold, wake_at=parse_time(wake_time) if wake_time else None)
-            self._ids[name_of(plane)] = id
+        return await self._reconcile_held(plane, spec, spec_error, hold)
+
+    async def _reconcile_held(
+        self, plane: Object, spec: PlaneSpec, spec_error: ValueError | None, hold: PlaneHold
+    ) -> Result | None:
+        """Bring a plane that this process holds to its desired state, and write its status."""
+        id = plane_id(plane)
+        entry = self.plane_set.get(id)
+        try:
+            config = self._server_config(id, spec, spec_error)
+            state, is_changed = (entry.state, entry.config != config) if entry is not None else (None, False)
+            action = next_action(plane, spec, state, is_config_changed=is_changed)
+            if entry is None:
+                entry = await self._add(plane, spec, config, hold, action)
+        except FAILURES as error:
+            await self._report_failure(plane, entry, first_error(error))
+            raise PlaneFailed(f"plane {name_of(plane)} cannot open: {first_error(error)}") from error
+        entry.config, entry.hold = config, hold
         entry.idle_timeout = timedelta(seconds=spec.idle_seconds) if spec.idle_seconds else None
         self._acting_on.add(id)
         try:
-            await self._act(action, entry, config, spec)
+            await self._act(action, entry, spec)
         finally:
             self._acting_on.discard(id)
+        if self.plane_set.is_stopped:
+            return None
         await self.client.converge(PLANES, plane, {"status": self._status(plane, entry)})
         if entry.state is PlaneState.FAILED:
             raise PlaneFailed(f"plane {name_of(plane)} cannot open: {entry.message}")
         return Result(requeue_after=STATUS_INTERVAL) if entry.state is PlaneState.OPEN else None
 
-    async def _act(self, action: PlaneAction, entry: PlaneEntry, config: ApiServerConfig, spec: PlaneSpec) -> None:
+    def _server_config(self, id: str, spec: PlaneSpec, spec_error: ValueError | None) -> ApiServerConfig:
+        """Return the configuration of a plane. One that is suspended needs only the storage."""
+        if spec.state == "Suspended":
+            return plane_storage_config(self.config, id, spec.backend)
+        if spec_error is not None:
+            raise spec_error
+        return plane_server_config(self.config, id, spec)
+
+    async def _act(self, action: PlaneAction, entry: PlaneEntry, spec: PlaneSpec) -> None:
         match action:
             case PlaneAction.OPEN | PlaneAction.REOPEN:
                 if entry.task is not None:
                     await self.plane_set.close(entry, PlaneState.ASLEEP)
-                entry.config = config
                 await self.plane_set.open(entry)
             case PlaneAction.SUSPEND:
                 await self.plane_set.close(entry, PlaneState.SUSPENDED, spec.suspend_reason)
 
-    async def _create_copy(self, spec: PlaneSpec, config: ApiServerConfig) -> None:
-        """Create the data of a plane from another one, unless it exists. Raises PlaneFailed if that is impossible."""
-        source = self.planes.store.get(spec.copy_of)
-        if source is None:
-            raise PlaneFailed(f"spec.copyOf: there is no plane {spec.copy_of!r}; create the plane again")
-        if {spec.backend, value_at(source, "spec", "backend")} != {"file"}:
-            raise PlaneFailed("spec.copyOf: only planes with the backend file can be copied")
-        entry = self.plane_set.get(plane_id(source))
+    # -- data
+
+    async def _add(
+        self, plane: Object, spec: PlaneSpec, config: ApiServerConfig, hold: PlaneHold, action: PlaneAction
+    ) -> PlaneEntry:
+        """Prepare the data of a plane, and add the plane to the PlaneSet. Raises PlaneFailed and errors of the data."""
+        id = plane_id(plane)
+        if spec.backend == "memory":
+            if spec.copy_of:
+                raise PlaneFailed("spec.copyOf: a plane with the backend memory cannot be a copy; use file or etcd")
+        elif not await self.data.exists(config):
+            if value_at(plane, "status", "revision") is not None:
+                raise PlaneFailed(f"its data is gone: {missing_data(config)}")
+            if spec.copy_of:
+                source = await self._copy_source(spec.copy_of)
+                await self.data.copy(source, config, hold.fence)
+        if action is not PlaneAction.OPEN:
+            await self.data.restore_keys(id, config, hold)  # they tell which requests may wake the plane
+        wake_time = value_at(plane, "status", "wakeTime")
+        entry = self.plane_set.add(id, config, hold, wake_at=parse_time(wake_time) if wake_time else None)
+        self._ids[name_of(plane)] = id
+        return entry
+
+    async def _copy_source(self, name: str) -> CopySource:
+        """Return the plane to copy. Raises PlaneFailed if this process cannot copy it."""
+        source = self.planes.store.get(name)
+        if source is None or is_deleting(source):
+            raise PlaneFailed(f"spec.copyOf: there is no plane {name!r}; create the plane again")
+        backend, holder = value_at(source, "spec", "backend", default="file"), holder_of(source)
+        id, uid = plane_id(source), uid_of(source)
+        config = plane_storage_config(self.config, id, backend)
+        entry = self.plane_set.get(id)
         store = entry.plane.opened.store if entry is not None and entry.plane is not None else None
-        folder = self.config.planes_folder / plane_id(source)
-        await create_copied_plane(folder, store, Path(config.file_rootpath))
+
+        async def check() -> None:
+            found = await self.client.find(PLANES, name)
+            if found is None or uid_of(found) != uid or is_deleting(found):
+                raise PlaneFailed(f"spec.copyOf: the plane {name!r} was deleted; create the plane again")
+
+        if store is None:
+            if backend == "memory":
+                raise PlaneFailed(
+                    f"spec.copyOf: plane {name!r} is in memory, so only its process can copy it while it is open"
+                )
+            if backend == "file" and holder not in ("", self.config.name):
+                raise PlaneFailed(
+                    f"spec.copyOf: plane {name!r} is in a folder of process {holder!r}; set spec.process to {holder!r}"
+                )
+            if not await self.data.exists(config):
+                raise PlaneFailed(f"spec.copyOf: plane {name!r} has no data yet")
+        return CopySource(config, store, check)
 
     def changed_record(self, entry: PlaneEntry) -> str:
         """Return the name of the record of a plane that changed its state by itself; empty for others."""
@@ -139,24 +226,51 @@ class PlaneReconciler:
         finalizers = [*finalizers_of(plane), PLANE_FINALIZER]
         return await self.client.patch(PLANES, plane, {"metadata": {"finalizers": finalizers}})
 
+    def _is_candidate(self, plane: Object, spec: PlaneSpec, id: str) -> bool:
+        """Return whether this process is to take a plane that no process holds.
+
+        A plane that starts as a copy of one in a folder or in memory is taken by the process that has it.
+        """
+        if spec.copy_of and not value_at(plane, "status", "epoch"):
+            source = self.planes.store.get(spec.copy_of)
+            is_local = value_at(source, "spec", "backend", default="file") != "etcd"
+            if is_local and (holder := holder_of(source)) in self.processes.live():
+                return holder == self.config.name
+        return self.processes.is_candidate(id)
+
     async def _claim(self, plane: Object, id: str) -> Object:
         """Write this process as the holder, in the next epoch. The patch fails if another process was faster."""
-        epoch = value_at(plane, "status", "epoch", default=0) + 1
+        epoch = max(value_at(plane, "status", "epoch", default=0), self._later_epochs.get(id, 0)) + 1
         status = {"id": id, "holder": self.config.name, "epoch": epoch}
         claimed = await self.client.patch(PLANES, plane, {"status": status}, subresource="status")
         self._epochs[id] = epoch
+        self._later_epochs.pop(id, None)
         return claimed
+
+    def _forget_epoch(self, id: str, later: int) -> None:
+        """Claim the plane again at the next attempt, in a later epoch than one that was found in etcd.
+
+        Not for other errors: each claim changes the record, so that the next attempt would not wait.
+        """
+        self._epochs.pop(id, None)
+        self._later_epochs[id] = later
 
     def _next_takeover(self, plane: Object, spec: PlaneSpec, id: str) -> Result | None:
         """Return when the process that is to take an unheld plane is considered dead, unless its record names one."""
-        if spec.process or value_at(plane, "status", "holder"):
+        if (spec.process and not is_deleting(plane)) or holder_of(plane):
             return None
         return Result(requeue_after=self.processes.seconds_until_expiry(id))
 
-    async def _release(self, plane: Object) -> None:
-        """Close the plane, then let another process take it."""
+    async def _release(self, plane: Object, spec: PlaneSpec, id: str) -> None:
+        """Close the plane, then let another process take it.
+
+        A revision in the status tells that process that the plane has data, which it must not replace with nothing.
+        """
         await self._close(name_of(plane))
-        status = {"holder": None, "phase": RELEASED, "address": None}
+        status: Object = {"holder": None, "phase": RELEASED, "address": None}
+        if spec.backend == "file" and value_at(plane, "status", "revision") is None:
+            has_data = await self.data.exists(plane_storage_config(self.config, id, spec.backend))
+            status |= {"revision": 0} if has_data else {}
         await self.client.converge(PLANES, plane, {"status": status})
 
     async def _close(self, name: str) -> None:
@@ -171,24 +285,44 @@ class PlaneReconciler:
     async def _delete(self, plane: Object, config: ApiServerConfig, hold: PlaneHold) -> None:
         """Close the plane, delete its data, and let its record go."""
         plane = await self.client.converge(PLANES, plane, {"status": {"phase": DELETING}})
-        await self._close(name_of(plane))
-        await self.delete_data(config, hold)
+        if (entry := self.plane_set.get(plane_id(plane))) is not None:
+            await self.plane_set.remove(entry)
+        try:
+            await self.data.delete(config, hold)
+        except FAILURES as error:
+            cause = first_error(error)
+            if isinstance(cause, EpochLost):
+                self._forget_epoch(plane_id(plane), cause.current)
+            await self.client.converge(PLANES, plane, {"status": {"message": str(cause)}})
+            raise PlaneFailed(f"plane {name_of(plane)} cannot be deleted: {cause}") from error
         finalizers = [each for each in finalizers_of(plane) if each != PLANE_FINALIZER]
         await self.client.patch(PLANES, plane, {"metadata": {"finalizers": finalizers}})
+        await self._close(name_of(plane))
+
+    async def _report_failure(self, plane: Object, entry: PlaneEntry | None, error: Exception) -> None:
+        """Write why a plane cannot get its desired state. One that is in the PlaneSet keeps its state."""
+        if isinstance(error, EpochLost):
+            self._forget_epoch(plane_id(plane), error.current)
+        if not self.plane_set.is_stopped:
+            state = entry.state if entry is not None else PlaneState.FAILED
+            await self.client.converge(PLANES, plane, {"status": self._state_status(plane, state, str(error))})
 
     def _status(self, plane: Object, entry: PlaneEntry) -> Object:
-        generation = plane["metadata"].get("generation")
-        ready = new_condition(
-            "Ready", entry.state in READY_STATES, str(entry.state), entry.message, observed_generation=generation
-        )
         return {
-            "phase": str(entry.state),
-            "message": entry.message or None,
+            **self._state_status(plane, entry.state, entry.message),
             "wakeTime": timestamp(entry.wake_at) if entry.wake_at is not None else None,
             "address": self.address_of(entry.id),
+            **sizes(entry),
+        }
+
+    def _state_status(self, plane: Object, state: PlaneState, message: str) -> Object:
+        generation = plane["metadata"].get("generation")
+        ready = new_condition("Ready", state in READY_STATES, str(state), message, observed_generation=generation)
+        return {
+            "phase": str(state),
+            "message": message or None,
             "observedGeneration": generation,
             "conditions": with_condition(value_at(plane, "status", "conditions"), ready, self.now()),
-            **sizes(entry),
         }
 
 
@@ -198,6 +332,34 @@ def finalizers_of(plane: Object) -> list[str]:
 
 def has_finalizer(plane: Object) -> bool:
     return PLANE_FINALIZER in finalizers_of(plane)
+
+
+def readable_spec(plane: Object) -> tuple[PlaneSpec, InvalidSpec | None]:
+    """Return the spec of a plane.
+
+    If it is invalid, return why, and the fields by which the plane can be suspended, released and deleted. Raises
+    InvalidSpec if one of these is invalid.
+    """
+    try:
+        return decode_spec(PLANE, plane), None
+    except InvalidSpec as error:
+        spec = {name: value for name, value in plane["spec"].items() if name in BASIC_FIELDS}
+        return decode_spec(PLANE, {"spec": spec}), error
+
+
+def holder_of(plane: Object | None) -> str:
+    holder: str = value_at(plane, "status", "holder", default="")
+    return holder
+
+
+def missing_data(config: ApiServerConfig) -> str:
+    """Return which data of a plane does not exist, and what to do."""
+    if config.backend == "etcd":
+        return f"there is no plane below {config.etcd.prefix} in etcd; restore a backup of etcd"
+    return (
+        f"there is no plane in {config.file_rootpath}; copy this folder from the process that held the plane last, or "
+        "restore a backup"
+    )
 
 
 def sizes(entry: PlaneEntry) -> Object:
@@ -213,13 +375,13 @@ def install(
     config: PlanesConfig,
     plane_set: PlaneSet,
     address_of: Callable[[str], str],
-    delete_data: Callable[[ApiServerConfig, PlaneHold], Awaitable[None]],
     processes: Processes,
     group_key: GroupKey | None = None,
+    data: PlaneData = PLANE_DATA,
 ) -> None:
     planes, leases = manager.informer(PLANES), process_leases(manager)
     reconciler = PlaneReconciler(
-        *(config, planes, plane_set, manager.client, manager.now, address_of, delete_data, processes, group_key)
+        *(config, planes, plane_set, manager.client, manager.now, address_of, data, processes, group_key)
     )
     controller = manager.controller("planes", reconciler.reconcile)
     controller.watch(planes)

@@ -26,8 +26,12 @@ PARALLEL_WRITES = 64
 
 
 async def copy_open_plane(store: Store, file: Path) -> int:
-    """Write a copy of an open plane and return its revision. The plane handles requests meanwhile."""
+    """Write a copy of an open plane and return its revision. The plane handles requests meanwhile.
+
+    Raises StorageUnavailable if the plane has closed.
+    """
     await store.wait_for_latest()
+    store.get(*IDENTITY_NAMESPACE)  # raises an error if the store is closed, which has no objects
     return await asyncio.to_thread(write_plane_copy, store_snapshot(store), file)
 
 
@@ -42,22 +46,6 @@ def write_plane_copy(snapshot: Snapshot, file: Path) -> int:
     revision, entries = snapshot
     with temporary_folder(file.parent) as temporary:
         return write_copy(file, (revision, filter(is_included, entries)), temporary)
-
-
-async def create_copied_plane(source: Path, open_store: Store | None, target: Path) -> None:
-    """Create the folder of a plane with the objects of the plane in another folder, whose store may be open.
-
-    Does nothing if the folder exists: it appears when it is complete. Raises StorageError and OSError.
-    """
-    if await asyncio.to_thread(target.exists):
-        return
-    with temporary_folder(target.parent) as temporary:
-        file = temporary / "copy.tar"
-        if open_store is not None:
-            await copy_open_plane(open_store, file)
-        else:
-            await asyncio.to_thread(copy_plane_folder, source, file)
-        await asyncio.to_thread(create_plane_from_copy, target.parent, target.name, file)
 
 
 def create_plane_from_copy(root: Path, plane_id: str, file: Path) -> None:

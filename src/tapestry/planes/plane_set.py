@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from tapestry.apiserver.assembly import ServerThreads
 from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.epochs import EpochLost
 from tapestry.planes.heap import Heap
 from tapestry.planes.open_plane import OpenPlane, open_plane
 from tapestry.planes.plane_data import PlaneHold
@@ -45,6 +46,8 @@ class PlaneEntry:
     """Time without clients after which the plane falls asleep; None if it never does."""
     wake_at: datetime | None = None
     """Time of the next scheduled work in state ASLEEP."""
+    later_epoch: int | None = None
+    """Epoch of another process that has taken the plane, in state FAILED; 0 if it is not known, None if none has."""
     plane: OpenPlane | None = None
     """The open plane in state OPEN; None in all others."""
     task: asyncio.Task[None] | None = None
@@ -71,6 +74,11 @@ class PlaneSet:
         self._entries: dict[str, PlaneEntry] = {}
         self._is_stopped = False
         self._listeners: list[Callable[[PlaneEntry], None]] = []
+
+    @property
+    def is_stopped(self) -> bool:
+        """True from the call of `close_all` on: the states of planes are not those that their records ask for."""
+        return self._is_stopped
 
     def on_change(self, listener: Callable[[PlaneEntry], None]) -> None:
         """Call `listener` when a plane is added or changes its state."""
@@ -125,6 +133,7 @@ class PlaneSet:
         if entry.task is None:
             entry.closing.clear()
             entry.ready.clear()
+            entry.later_epoch = None
             self._set_state(entry, PlaneState.OPENING)
             share = self.shares.open_share(entry.id)
             entry.task = self._group.create_task(
@@ -168,7 +177,9 @@ class PlaneSet:
         except Exception as error:
             log.exception("plane failed", plane=entry.id)
             if not entry.closing.is_set():
-                self._set_state(entry, PlaneState.FAILED, str(first_error(error)))
+                cause = first_error(error)
+                entry.later_epoch = cause.current if isinstance(cause, EpochLost) else None
+                self._set_state(entry, PlaneState.FAILED, str(cause))
         finally:
             share.close()
             entry.plane = entry.task = None
@@ -191,7 +202,8 @@ class PlaneSet:
         self._heap.close()
         async with asyncio.TaskGroup() as group:
             for entry in self:
-                group.create_task(self.close(entry, PlaneState.ASLEEP))
+                if entry.task is not None or entry.plane is not None:
+                    group.create_task(self.close(entry, PlaneState.ASLEEP))
 
 
 def first_error(error: Exception) -> Exception:

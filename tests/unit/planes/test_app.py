@@ -9,9 +9,10 @@ from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apiserver.core.store import StorageError
 from tapestry.client.transport import Request
 from tapestry.client.watch import wait_for
-from tapestry.kube.errors import Unauthorized, Unavailable
+from tapestry.kube.errors import Invalid, Unauthorized, Unavailable
 from tapestry.kube.objects import name_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
+from tapestry.planes.plane_set import PlaneState
 
 from .plane_processes import (
     TIMEOUT,
@@ -71,6 +72,79 @@ async def test_copy_has_the_objects_but_another_identity(tmp_path: Path) -> None
             assert await client.get(CONFIGMAPS, "mine", "default")
             assert uid_of(await client.get(NAMESPACES, "kube-system")) != identity
         assert name_of(await management.get(PLANES, "one")) == "one"
+
+
+async def test_copy_outlives_its_source(tmp_path: Path) -> None:
+    async with running_planes(tmp_path / "data") as (_, management):
+        await create_plane(management, "one")
+        async with client_with(await kubeconfig_of(management, "one", tmp_path / "one")) as client:
+            await client.create(CONFIGMAPS, object_named("mine", "default"))
+        await create_plane(management, "two", copyOf="one")
+        await management.delete(PLANES, object_named("one"))
+        await wait_for(management, PLANES, "one", until=lambda found: found is None, timeout=TIMEOUT)
+    async with running_planes(tmp_path / "data") as (_, management):
+        await wait_for_status(management, "two", epoch=2, phase="Open")
+        async with client_with(await kubeconfig_of(management, "two", tmp_path / "two")) as client:
+            assert await client.get(CONFIGMAPS, "mine", "default")
+
+
+async def test_plane_in_memory_is_copied_to_a_folder_while_it_is_open(tmp_path: Path) -> None:
+    async with running_planes(tmp_path / "data") as (_, management):
+        await create_plane(management, "one", backend="memory")
+        async with client_with(await kubeconfig_of(management, "one", tmp_path / "one")) as client:
+            await client.create(CONFIGMAPS, object_named("mine", "default"))
+        await create_plane(management, "two", copyOf="one")
+        async with client_with(await kubeconfig_of(management, "two", tmp_path / "two")) as client:
+            assert await client.get(CONFIGMAPS, "mine", "default")
+        await management.patch(PLANES, object_named("one"), {"spec": {"state": "Suspended"}})
+        await wait_for_phase(management, "one", "Suspended")
+        await management.create(PLANES, object_named("three") | {"spec": {"copyOf": "one"}})
+        failed = await wait_for_phase(management, "three", "Failed")
+        assert "only its process can copy it while it is open" in failed["status"]["message"]
+        await management.create(PLANES, object_named("four") | {"spec": {"copyOf": "two", "backend": "memory"}})
+        failed = await wait_for_phase(management, "four", "Failed")
+        assert "a plane with the backend memory cannot be a copy" in failed["status"]["message"]
+
+
+async def test_plane_without_its_data_fails_instead_of_opening_empty(tmp_path: Path) -> None:
+    async with running_planes(tmp_path / "data") as (_, management):
+        folder = tmp_path / "data" / "planes" / plane_id(await create_plane(management, "one"))
+    folder.rename(tmp_path / "elsewhere")
+    async with running_planes(tmp_path / "data") as (_, management):
+        failed = await wait_for_phase(management, "one", "Failed")
+        assert f"there is no plane in {folder}" in failed["status"]["message"]
+        assert not folder.exists()
+        (tmp_path / "elsewhere").rename(folder)
+        await wait_for_phase(management, "one", "Open")
+
+
+async def test_changed_limits_apply_from_the_start_of_the_closing(tmp_path: Path) -> None:
+    """A request opens a plane as soon as it is closed, maybe before the controller does."""
+    async with running_planes(tmp_path / "data") as (process, management):
+        entry = process.plane_set.get(plane_id(await create_plane(management, "one")))
+        assert entry is not None
+        seen: list[tuple[PlaneState, int]] = []
+        process.plane_set.on_change(lambda entry: seen.append((entry.state, entry.config.max_watches)))
+        changed = await management.patch(PLANES, object_named("one"), {"spec": {"limits": {"watches": 7}}})
+        await wait_for_status(management, "one", observedGeneration=changed["metadata"]["generation"], phase="Open")
+        assert seen == [(PlaneState.ASLEEP, 7), (PlaneState.OPENING, 7), (PlaneState.OPEN, 7)]
+
+
+async def test_changed_limits_apply_to_a_sleeping_plane(tmp_path: Path) -> None:
+    async with running_planes(tmp_path / "data") as (process, management):
+        entry = process.plane_set.get(plane_id(await create_plane(management, "one", idleSeconds=3600)))
+        assert entry is not None
+        await process.plane_set.close(entry, PlaneState.ASLEEP)
+        changed = await management.patch(PLANES, object_named("one"), {"spec": {"limits": {"watches": 7}}})
+        await wait_for_status(management, "one", observedGeneration=changed["metadata"]["generation"], phase="Asleep")
+        assert entry.config.max_watches == 7
+
+
+@pytest.mark.parametrize("size", ["-1", "1" * 33, "many"])
+async def test_invalid_size_is_rejected(tmp_path: Path, size: str) -> None:
+    async with running_planes(tmp_path / "data") as (_, management):
+        with pytest.raises(Invalid, match=r"spec\.limits\.bytes"):
+            await management.create(PLANES, object_named("one") | {"spec": {"limits": {"bytes": size}}})
 
 
 async def test_planes_are_open_again_after_a_restart(tmp_path: Path) -> None:

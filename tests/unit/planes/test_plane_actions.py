@@ -39,9 +39,12 @@ def test_holder_deletes_a_plane_that_it_should_release() -> None:
     assert ownership(plane, PlaneSpec(process="there"), "here", is_candidate=False) is Ownership.HELD
 
 
-@pytest.mark.parametrize("state", [None, *PlaneState])
-def test_deletion_comes_first(state: PlaneState | None) -> None:
-    assert next_action(new_plane(deleting=True), PlaneSpec(state="Suspended"), state) is PlaneAction.DELETE
+@pytest.mark.parametrize(("is_candidate", "expected"), [(True, Ownership.CLAIMABLE), (False, Ownership.OTHER)])
+def test_candidate_deletes_a_plane_that_was_released_for_another_process(
+    is_candidate: bool, expected: Ownership
+) -> None:
+    spec = PlaneSpec(process="apiserver")
+    assert ownership(new_plane(deleting=True), spec, "here", is_candidate=is_candidate) is expected
 
 
 @pytest.mark.parametrize("state", [None, *PlaneState])

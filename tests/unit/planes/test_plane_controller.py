@@ -1,27 +1,37 @@
 """The controller of planes: records lead to open, suspended and deleted planes, whatever call fails."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
-from tapestry.apis.planes import PLANES
+from tapestry.apis.planes import PLANES, plane_id
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
-from tapestry.controller.config import ManagerConfig
-from tapestry.controller.testing import Scenario, perturb, running_clock
-from tapestry.kube.objects import object_named
+from tapestry.controller.config import ManagerConfig, Metrics, Probes
+from tapestry.controller.testing import InProcessApi, Scenario, in_virtual_time, perturb, running_clock
+from tapestry.kube.objects import Object, object_named, value_at
+from tapestry.kube.resources import EVENTS, LEASES
+from tapestry.planes.plane_controller import STATUS_INTERVAL
+from tapestry.planes.plane_set import PlaneState
 from tapestry.planes.processes import Processes, process_lease
 
 from . import recorded_planes
-from .recorded_planes import AN_HOUR, RecordedPlanes, wait_for_phase
+from .recorded_planes import AN_HOUR, Disk, RecordedPlanes, wait_for_phase
 
 PROCESS = "here"
 WITH_LEASE = ManagerConfig(leader_election=process_lease(PROCESS))
 
 
-def installer(failures: int = 0) -> Callable[[Manager], None]:
+def installer(failures: int = 0, disk_failures: int = 0) -> Callable[[Manager], None]:
+    """Return the setup of a process, whose disk stays when it dies."""
+    disk = Disk()
+
     def install(manager: Manager) -> None:
+        disk.failures = disk_failures
         processes = Processes(PROCESS, manager.elector, running_clock().monotonic)
-        recorded_planes.install(manager, processes, RecordedPlanes(failures=failures))
+        recorded_planes.install(manager, processes, RecordedPlanes(disk, failures=failures))
 
     return install
 
@@ -60,6 +70,55 @@ async def release_and_take_back(client: Client) -> None:
     await delete(client)
 
 
+async def move_there_and_back(client: Client) -> None:
+    """The plane moves to another process, which this function plays."""
+    await client.create(PLANES, object_named("p") | {"spec": {"backend": "etcd"}})
+    await wait_for_phase(client, "Open")
+    await change_spec(client, process="there")
+    released = await wait_for_phase(client, "Released")
+    held = {"holder": "there", "epoch": released["status"]["epoch"] + 1, "phase": "Open"}
+    await client.patch(PLANES, released, {"status": held}, subresource="status")
+    await change_spec(client, process=PROCESS)
+    plane = await client.get(PLANES, "p")
+    assert plane["status"] == {**released["status"], **held}, "a plane that another process holds is left alone"
+    released_there = {"holder": None, "phase": "Released"}
+    await client.patch(PLANES, object_named("p"), {"status": released_there}, subresource="status")
+    taken = await wait_for_phase(client, "Open")
+    assert (taken["status"]["holder"], taken["status"]["epoch"] > held["epoch"]) == (PROCESS, True)
+    await delete(client)
+
+
+async def copy_and_delete_the_source(client: Client) -> None:
+    await client.create(PLANES, object_named("p") | {"spec": {}})
+    await wait_for_phase(client, "Open")
+    await client.create(PLANES, object_named("q") | {"spec": {"copyOf": "p"}})
+    await wait_for_phase(client, "Open", "q")
+    await delete(client, "p")
+    await change_spec(client, "q", state="Suspended")
+    await wait_for_phase(client, "Suspended", "q")
+    await change_spec(client, "q", state="Open")
+    await wait_for_phase(client, "Open", "q")
+    await delete(client, "q")
+
+
+async def copy_of_a_plane_that_is_created_later(client: Client) -> None:
+    await client.create(PLANES, object_named("q") | {"spec": {"copyOf": "p"}})
+    failed = await wait_for_phase(client, "Failed", "q")
+    assert "there is no plane 'p'" in failed["status"]["message"]
+    await client.create(PLANES, object_named("p") | {"spec": {}})
+    await wait_for_phase(client, "Open", "q")
+    await delete(client, "q")
+    await delete(client, "p")
+
+
+async def deletion_of_a_plane_that_was_released(client: Client) -> None:
+    await client.create(PLANES, object_named("p") | {"spec": {}})
+    await wait_for_phase(client, "Open")
+    await change_spec(client, process="apiserver")
+    await wait_for_phase(client, "Released")
+    await delete(client)
+
+
 async def two_planes(client: Client) -> None:
     for name in ("p", "q"):
         await client.create(PLANES, object_named(name) | {"spec": {}})
@@ -69,26 +128,165 @@ async def two_planes(client: Client) -> None:
     await delete(client, "q")
 
 
-SCENARIOS: dict[str, tuple[Callable[[Client], Awaitable[None]], int, ManagerConfig]] = {
-    "plane opens, is suspended, resumed and deleted": (open_suspend_resume_delete, 0, ManagerConfig()),
-    "plane of a process with a Lease": (open_suspend_resume_delete, 0, WITH_LEASE),
-    "plane is released and taken back": (release_and_take_back, 0, ManagerConfig()),
-    "plane fails to open twice": (open_suspend_resume_delete, 2, ManagerConfig()),
-    "two planes": (two_planes, 0, ManagerConfig()),
+@dataclass(frozen=True)
+class Case:
+    world: Callable[[Client], Awaitable[None]]
+    failures: int = 0
+    """Number of planes that fail to open after each start of the process."""
+    disk_failures: int = 0
+    """Number of copies and deletions that fail after each start."""
+    config: ManagerConfig = field(default_factory=ManagerConfig)
+
+
+CASES = {
+    "plane opens, is suspended, resumed and deleted": Case(open_suspend_resume_delete),
+    "plane of a process with a Lease": Case(open_suspend_resume_delete, config=WITH_LEASE),
+    "plane is released and taken back": Case(release_and_take_back),
+    "plane moves to another process and back": Case(move_there_and_back),
+    "plane is released and deleted": Case(deletion_of_a_plane_that_was_released),
+    "plane fails to open twice": Case(open_suspend_resume_delete, failures=2),
+    "two planes": Case(two_planes),
+    "plane is copied, then the source is deleted": Case(copy_and_delete_the_source),
+    "copies and deletions fail twice": Case(copy_and_delete_the_source, disk_failures=2),
+    "plane is a copy of a later one": Case(copy_of_a_plane_that_is_created_later),
 }
-
-
-def is_no_heartbeat(call: str) -> bool:
-    return "leases" not in call
 
 
 def test_planes_reach_their_state_whatever_call_fails(record_property: Callable[[str, object], None]) -> None:
     replays = 0
-    for name, (world, failures, config) in SCENARIOS.items():
-        scenario = Scenario(
-            name, [PLANES], installer(failures), world, config, counts=lambda call: "leases" not in call
-        )
+    for name, case in CASES.items():
+        setup = installer(case.failures, case.disk_failures)
+        scenario = Scenario(name, [PLANES], setup, case.world, case.config, counts=lambda call: "leases" not in call)
         report = perturb(scenario)
         report.check()
         replays += report.cases
-    record_property("figure", f"perturbed planes: {replays} replays of {len(SCENARIOS)} scenarios")
+    record_property("figure", f"perturbed planes: {replays} replays of {len(CASES)} scenarios")
+
+
+# -- one process without faults
+
+
+@asynccontextmanager
+async def running_process() -> AsyncIterator[tuple[Client, RecordedPlanes]]:
+    api = InProcessApi([PLANES, LEASES, EVENTS], now=running_clock().now)
+    config, planes = ManagerConfig(metrics=Metrics(address=""), probes=Probes(address="")), RecordedPlanes()
+    manager = Manager(config, api.connect, identity=PROCESS, now=running_clock().now)
+    manager.register("planes", lambda each: recorded_planes.install(each, Processes(PROCESS, None), planes))
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(manager.run())
+        yield Client(api), planes
+        task.cancel()
+
+
+@in_virtual_time
+async def test_plane_with_invalid_spec_tells_why_and_can_be_suspended_and_deleted() -> None:
+    async with running_process() as (client, planes):
+        await client.create(PLANES, object_named("p") | {"spec": {"limits": {"bytes": "-1"}}})
+        failed = await wait_for_phase(client, "Failed")
+        assert failed["status"]["message"].startswith("spec.limits.bytes: expected `str` matching regex")
+        assert value_at(failed, "status", "conditions", 0, "status") == "False"
+        assert not list(planes)
+        await change_spec(client, state="Suspended", suspendReason="over budget")
+        suspended = await wait_for_phase(client, "Suspended")
+        assert suspended["status"]["message"] == "over budget"
+        await delete(client)
+
+
+@in_virtual_time
+async def test_size_that_no_schema_rejects_is_reported_until_it_is_changed() -> None:
+    async with running_process() as (client, _):
+        await client.create(PLANES, object_named("p") | {"spec": {"limits": {"bytes": "1e999"}}})
+        failed = await wait_for_phase(client, "Failed")
+        assert "'1e999' is not a quantity" in failed["status"]["message"]
+        await change_spec(client, limits={"bytes": "1Gi"})
+        await wait_for_phase(client, "Open")
+        await change_spec(client, limits={"bytes": "1e999"})
+        found = await wait_for(client, PLANES, "p", until=lambda plane: bool(message_of(plane)), timeout=AN_HOUR)
+        assert value_at(found, "status", "phase") == "Open", "it keeps its configuration"
+        assert "'1e999' is not a quantity" in message_of(found)
+
+
+def message_of(plane: Object | None) -> str:
+    message: str = value_at(plane, "status", "message", default="")
+    return message
+
+
+@in_virtual_time
+async def test_deletion_that_fails_tells_why() -> None:
+    async with running_process() as (client, planes):
+        await client.create(PLANES, object_named("p") | {"spec": {}})
+        await wait_for_phase(client, "Open")
+        planes.disk.failures = 3
+        await client.delete(PLANES, await client.get(PLANES, "p"))
+        deleting = await wait_for(client, PLANES, "p", until=lambda plane: bool(message_of(plane)), timeout=AN_HOUR)
+        assert deleting is not None
+        assert (deleting["status"]["phase"], message_of(deleting)) == ("Deleting", "the disk is full")
+        await wait_for(client, PLANES, "p", until=lambda plane: plane is None, timeout=AN_HOUR)
+        assert not planes.disk.origins
+
+
+@in_virtual_time
+async def test_process_that_stops_does_not_report_its_planes_as_asleep() -> None:
+    async with running_process() as (client, planes):
+        await client.create(PLANES, object_named("p") | {"spec": {"idleSeconds": 60}})
+        await wait_for_phase(client, "Open")
+        await planes.close_all()
+        for entry in planes:
+            entry.state = PlaneState.ASLEEP
+        await change_spec(client, limits={"watches": 7})
+        await client.create(PLANES, object_named("q") | {"spec": {}})
+        await asyncio.sleep(2 * STATUS_INTERVAL)
+        assert (await client.get(PLANES, "p"))["status"]["phase"] == "Open"
+        assert "status" not in await client.get(PLANES, "q"), "it takes no planes"
+
+
+@in_virtual_time
+async def test_process_that_stops_while_a_plane_opens_does_not_report_it_as_asleep() -> None:
+    async with running_process() as (client, planes):
+        planes.may_open.clear()
+        await client.create(PLANES, object_named("p") | {"spec": {}})
+        await wait_for(client, PLANES, "p", until=lambda plane: epoch_of(plane) == 1, timeout=AN_HOUR)
+        await planes.close_all()
+        planes.may_open.set()
+        await asyncio.sleep(2 * STATUS_INTERVAL)
+        assert "phase" not in (await client.get(PLANES, "p"))["status"]
+
+
+@in_virtual_time
+async def test_plane_that_another_process_has_taken_is_claimed_in_a_later_epoch() -> None:
+    async with running_process() as (client, planes):
+        await client.create(PLANES, object_named("p") | {"spec": {}})
+        await wait_for_phase(client, "Open")
+        [entry] = planes
+        entry.state, entry.message, entry.later_epoch = PlaneState.FAILED, "taken", 7
+        planes.report(entry)
+        claimed = await wait_for(client, PLANES, "p", until=lambda plane: epoch_of(plane) == 8, timeout=AN_HOUR)
+        assert claimed is not None
+        assert entry.hold is not None
+        await wait_for_phase(client, "Open")
+        assert entry.hold.fence.epoch == 8
+
+
+def epoch_of(plane: Object | None) -> int:
+    epoch: int = value_at(plane, "status", "epoch", default=0)
+    return epoch
+
+
+@in_virtual_time
+async def test_record_that_is_created_again_is_another_plane() -> None:
+    async with running_process() as (client, planes):
+        first = await client.create(PLANES, object_named("p") | {"spec": {}})
+        await wait_for_phase(client, "Open")
+        planes.may_open.clear()
+        await change_spec(client, state="Suspended")
+        await wait_for_phase(client, "Suspended")
+        await change_spec(client, state="Open")
+        await asyncio.sleep(1)  # virtual: the controller is opening the plane, and sees only the second record
+        await client.patch(PLANES, object_named("p"), {"metadata": {"finalizers": None}})
+        await client.delete(PLANES, object_named("p"))
+        second = await client.create(PLANES, object_named("p") | {"spec": {}})
+        await asyncio.sleep(1)
+        planes.may_open.set()
+        await wait_for_phase(client, "Open")
+        assert plane_id(first) != plane_id(second)
+        assert [each.id for each in planes] == [plane_id(second)]

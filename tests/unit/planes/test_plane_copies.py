@@ -16,7 +16,7 @@ from tapestry.apiserver.access.ephemeral_tokens import create_token
 from tapestry.apiserver.assembly import ServerThreads
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
-from tapestry.apiserver.core.store import Key, StorageError
+from tapestry.apiserver.core.store import Key, StorageError, StorageUnavailable
 from tapestry.apiserver.storage import archive
 from tapestry.apiserver.storage.copies import write_database
 from tapestry.apiserver.storage.local_store import LocalStore
@@ -103,6 +103,14 @@ async def test_copy_of_closed_and_open_plane_is_the_same(tmp_path: Path, threads
     first, *others = (copied_objects(tmp_path / f"{each}.tar", tmp_path / f"copy-{each}") for each in range(3))
     assert others == [first, first]
     assert Key("configmaps", "default", "x") in first
+
+
+async def test_plane_that_has_closed_gives_no_empty_copy(tmp_path: Path, threads: ServerThreads) -> None:
+    async with opened(tmp_path / "a", threads, "none") as (plane, _):
+        store = plane.opened.store
+    with pytest.raises(StorageUnavailable, match="is closing"):
+        await copy_open_plane(store, tmp_path / "copy.tar")
+    assert os.listdir(tmp_path) == ["a"]
 
 
 async def test_copy_has_no_keys_and_tokens(tmp_path: Path, threads: ServerThreads) -> None:

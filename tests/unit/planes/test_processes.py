@@ -135,10 +135,10 @@ def new_api() -> InProcessApi:
     return InProcessApi([PLANES, LEASES, EVENTS], now=running_clock().now)
 
 
-async def create_planes(client: Client, count: int, name: str = "p") -> list[Object]:
+async def create_planes(client: Client, count: int, name: str = "p", **spec: str) -> list[Object]:
     """Create planes, and wait until they are open."""
     for number in range(count):
-        await client.create(PLANES, object_named(f"{name}{number}") | {"spec": {}})
+        await client.create(PLANES, object_named(f"{name}{number}") | {"spec": spec})
     return [await wait_for_phase(client, "Open", f"{name}{number}") for number in range(count)]
 
 
@@ -209,13 +209,55 @@ async def test_plane_moves_to_the_process_that_its_record_names() -> None:
     api = new_api()
     client = Client(api)
     async with running(Process(api, "a")) as a, running(Process(api, "b")) as b:
-        [plane] = await create_planes(client, 1)
+        [plane] = await create_planes(client, 1, backend="etcd")
         here, there = (a, b) if plane["status"]["holder"] == "a" else (b, a)
         await client.patch(PLANES, plane, {"spec": {"process": there.name}})
         await wait_until(lambda: there.open_planes == {plane_id(plane)})
         assert not here.open_planes
         moved = await wait_for_phase(client, "Open", "p0")
         assert (moved["status"]["holder"], moved["status"]["epoch"]) == (there.name, 2)
+
+
+@in_virtual_time
+async def test_plane_in_a_folder_fails_where_the_folder_does_not_exist() -> None:
+    api = new_api()
+    client = Client(api)
+    async with running(Process(api, "a")) as a, running(Process(api, "b")) as b:
+        [plane] = await create_planes(client, 1, process="a")
+        await client.patch(PLANES, object_named("p0"), {"spec": {"process": "b"}})
+        failed = await wait_for_phase(client, "Failed", "p0")
+        assert failed["status"]["holder"] == "b"
+        assert "copy this folder from the process that held the plane last" in failed["status"]["message"]
+        assert not b.planes.disk.origins, "no empty plane takes its place"
+        b.planes.disk.origins |= a.planes.disk.origins
+        assert (await wait_for_phase(client, "Open", "p0"))["status"]["holder"] == "b"
+        await client.patch(PLANES, object_named("p0"), {"spec": {"process": "a"}})
+        await wait_until(lambda: a.open_planes == {plane_id(plane)})
+
+
+@in_virtual_time
+async def test_copies_of_a_plane_in_a_folder_are_taken_by_the_process_with_the_folder() -> None:
+    api = new_api()
+    async with running(Process(api, "a")), running(Process(api, "b")) as b:
+        await create_planes(Client(api), 1, "source", process="b")
+        copies = await create_planes(Client(api), 8, copyOf="source0")
+        assert set(holders_of(copies).values()) == {"b"}
+        assert {b.planes.disk.origins[plane_id(each)] for each in copies} == {
+            plane_id(await Client(api).get(PLANES, "source0"))
+        }
+
+
+@in_virtual_time
+async def test_copy_of_a_plane_in_the_folder_of_another_process_fails() -> None:
+    api = new_api()
+    client = Client(api)
+    async with running(Process(api, "a")), running(Process(api, "b")):
+        await create_planes(client, 1, "source", process="b")
+        await client.create(PLANES, object_named("p") | {"spec": {"copyOf": "source0", "process": "a"}})
+        failed = await wait_for_phase(client, "Failed")
+        assert "plane 'source0' is in a folder of process 'b'; set spec.process to 'b'" in failed["status"]["message"]
+        await client.patch(PLANES, object_named("p"), {"spec": {"process": "b"}})
+        assert (await wait_for_phase(client, "Open"))["status"]["holder"] == "b"
 
 
 @in_virtual_time

@@ -9,6 +9,11 @@ from tapestry.apiserver.core.store import StorageError
 class EpochLost(StorageError):
     """Error if another process has taken the store, or its data was deleted. Nothing was written."""
 
+    def __init__(self, message: str, current: int = 0) -> None:
+        super().__init__(message)
+        self.current = current
+        """Epoch of the other process; 0 if it is not known."""
+
 
 @dataclass(frozen=True)
 class EpochFence:

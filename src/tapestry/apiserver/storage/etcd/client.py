@@ -190,6 +190,12 @@ class EtcdClient:
             if page:
                 start = page[-1].path + b"\0"
 
+    async def first_key(self, start: bytes, end: bytes) -> bytes | None:
+        """Return the first key of a range."""
+        request = rpc.RangeRequest(key=start, range_end=end, limit=1, keys_only=True)
+        response = await self._read(self._endpoint.range, request)
+        return response.kvs[0].key if response.kvs else None
+
     @asynccontextmanager
     async def watch(self, start: bytes, end: bytes, revision: int) -> AsyncIterator["EtcdWatch"]:
         """Watch changes from a revision on."""
@@ -303,7 +309,8 @@ class EtcdClient:
             current = f"epoch {value.decode(errors='replace')} is current" if value is not None else "it was deleted"
             raise EpochLost(
                 f"etcd: another process has taken {self.epoch.path.decode()}: this process holds epoch "
-                f"{self.epoch.fence.epoch}, but {current}; nothing was written"
+                f"{self.epoch.fence.epoch}, but {current}; nothing was written",
+                int(value or 0),
             )
 
     def check_changes(self, changes: Sequence[KeyValue]) -> None:

@@ -33,10 +33,17 @@ async def delete_prefix(config: Etcd, fence: EpochFence) -> None:
 
     Another writer of the prefix loses its epoch before anything is deleted.
     """
+    await empty_prefix(config, fence)
+    async with etcd_client(config, fence) as client:
+        epoch = epoch_guard(config.prefix, fence).path
+        await client.delete_range(epoch, epoch + b"\0")
+
+
+async def empty_prefix(config: Etcd, fence: EpochFence) -> None:
+    """Take the epoch of a prefix, and delete all other keys below it."""
     prefix = key_prefix(config.prefix)
     async with etcd_client(config, fence) as client:
         await client.take_epoch()
         epoch = epoch_guard(config.prefix, fence).path
         await client.delete_range(prefix.encode(), epoch)
         await client.delete_range(epoch + b"\0", range_end(prefix))
-        await client.delete_range(epoch, epoch + b"\0")
