@@ -30,7 +30,9 @@ from tapestry.kube.errors import AlreadyExists, KubeError
 from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, CRDS, LEASES, NAMESPACES
 from tapestry.planes import plane_controller
-from tapestry.planes.config import PlanesConfig, management_server_config, plane_server_config
+from tapestry.planes.app import remove_etcd_leftovers, run_planes
+from tapestry.planes.config import PlanesConfig, management_server_config, plane_server_config, planes_prefix
+from tapestry.planes.etcd_prefixes import find_prefixes
 from tapestry.planes.management import (
     create_system_namespace,
     management_controllers,
@@ -528,3 +530,33 @@ async def test_copy_of_an_incomplete_plane_waits(etcd: Etcd, prefix: str, tmp_pa
         assert failed["status"]["message"] == "spec.copyOf: plane 'source' has no data yet"
         await a.client.patch(PLANES, object_named("source"), {"spec": {"process": "a"}})
         await wait_for_status(a.client, "copy", phase="Open")
+
+
+# -- leftovers
+
+
+async def test_only_incomplete_planes_without_a_record_are_removed(etcd: Etcd, prefix: str, tmp_path: Path) -> None:
+    async with process("a", etcd, prefix, tmp_path) as a:
+        known, lost = [plane_id(await create_plane(a, name)) for name in ("known", "lost")]
+        await a.client.patch(PLANES, object_named("lost"), {"metadata": {"finalizers": None}})
+        await a.client.delete(PLANES, object_named("lost"))
+        async with EtcdClient([etcd.url], Certificates()) as raw:
+            for key in ("claimed/epoch", "halfcopied/epoch", "halfcopied/configmaps/default/c", "halfcopied/sealed/x"):
+                await raw.put(f"{prefix}/planes/{key}".encode(), b"3", 0, 0)
+            await raw.put(f"{prefix}/planes-of-others/x/epoch".encode(), b"3", 0, 0)
+            for backend, others in (("file", {"claimed", "halfcopied"}), ("etcd", set())):
+                config = PlanesConfig(backend=backend, etcd=EtcdConfig(servers=[etcd.url], prefix=prefix))
+                await remove_etcd_leftovers(config, a.client)
+                assert set(await find_prefixes(planes_prefix(config))) == {known, lost, *others}
+            assert (await raw.get(f"{prefix}/planes-of-others/x/epoch".encode()))[0].value == b"3"
+
+
+async def test_start_removes_incomplete_planes(etcd: Etcd, prefix: str, tmp_path: Path) -> None:
+    settings = EtcdConfig(servers=[etcd.url], prefix=prefix)
+    config = PlanesConfig(data=str(tmp_path), name="here", address="127.0.0.1:0", backend="etcd", etcd=settings)
+    async with EtcdClient([etcd.url], Certificates()) as raw:
+        await raw.put(f"{prefix}/planes/halfcopied/configmaps/default/c".encode(), b"3", 0, 0)
+    assert await find_prefixes(planes_prefix(config)) == ["halfcopied"]
+    async with run_planes(config, lambda _: {}), asyncio.timeout(20):
+        while await find_prefixes(planes_prefix(config)):
+            pass

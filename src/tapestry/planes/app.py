@@ -17,15 +17,19 @@ from tapestry.apiserver.access.ephemeral_tokens import create_token, revoke_toke
 from tapestry.apiserver.assembly import OpenServer, ServerIsolation, ServerThreads, open_server
 from tapestry.apiserver.core.private_files import change_local_keys
 from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.serving.request_handler import MountedHandler
+from tapestry.apiserver.storage.archive import remove_stale_folders
+from tapestry.apiserver.storage.backends import etcd_imports
 from tapestry.apiserver.storage.sqlite_log import write_lock
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.crds import crd
+from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import name_of
 from tapestry.kube.resources import CRDS
 from tapestry.planes import plane_controller, plane_ports
-from tapestry.planes.config import PlanesConfig, management_server_config
+from tapestry.planes.config import PlanesConfig, management_server_config, planes_prefix
 from tapestry.planes.credential_routes import credential_routes
 from tapestry.planes.endpoints import Endpoints, server_names
 from tapestry.planes.host_addresses import with_denied_host_addresses
@@ -97,13 +101,16 @@ async def run_planes(
                 ) as opened:
                     plane_set.add_open(opened)
                     write_kubeconfig(config, endpoints)
-                    await remove_plane_leftovers(config, client_of(opened.opened))
+                    management = client_of(opened.opened)
+                    await remove_plane_leftovers(config, management)
+                    cleanup = group.create_task(try_to_remove_etcd_leftovers(config, management), name="leftovers")
                     async with run_controller(config, opened.opened, plane_set, endpoints, group_key):
                         log.info("planes process started", name=config.name, address=endpoints.base_url)
                         try:
                             yield PlaneProcess(plane_set, opened.opened, endpoints.base_url)
                         finally:
                             idle.cancel()
+                            cleanup.cancel()
                             await plane_set.close_all()  # before the Lease of the process is released
             finally:
                 idle.cancel()
@@ -174,11 +181,41 @@ async def run_controller(
 
 
 async def remove_plane_leftovers(config: PlanesConfig, management: Client) -> None:
-    """Remove what a crash has left in the folder of planes. Folders without a record are reported."""
+    """Remove what a crash has left in the data folder. Folders without a record are reported."""
     known = {plane_id(each) for each in await management.list(PLANES)}
     leftovers = await asyncio.to_thread(remove_leftovers, config.planes_folder, known)
+    await asyncio.to_thread(remove_stale_folders, config.folder)
     if leftovers.unknown:
         log.warning("plane folders without a record", folder=config.planes_folder, names=leftovers.unknown)
+
+
+async def try_to_remove_etcd_leftovers(config: PlanesConfig, management: Client) -> None:
+    if not config.uses_etcd:
+        return
+    try:
+        await remove_etcd_leftovers(config, management)
+    except (StorageError, KubeError, ValueError) as error:  # the next start tries again
+        log.warning("leftovers in etcd not removed", error=str(error))
+
+
+async def remove_etcd_leftovers(config: PlanesConfig, management: Client) -> None:
+    """Remove prefixes in etcd that have no record and no complete plane, and report complete planes without a record.
+
+    Only a management API in the same etcd has the records of all its planes. Without it, nothing is removed.
+    """
+    with etcd_imports():
+        from tapestry.planes.etcd_prefixes import find_leftovers, find_prefixes, remove_incomplete  # noqa: PLC0415
+    root = planes_prefix(config)
+    ids = await find_prefixes(root)  # before the records: each record is older than its prefix
+    known = {plane_id(each) for each in await management.list(PLANES)}
+    leftovers = await find_leftovers(root, [each for each in ids if each not in known])
+    unknown = leftovers.unknown if config.backend == "etcd" else leftovers.unknown + leftovers.incomplete
+    if config.backend == "etcd":
+        for each in leftovers.incomplete:
+            await remove_incomplete(root, each)
+            log.info("incomplete plane without a record removed from etcd", prefix=root.prefix, id=each)
+    if unknown:
+        log.warning("planes in etcd without a record", prefix=root.prefix, ids=unknown)
 
 
 def renew_admin_token(config: PlanesConfig, now: datetime) -> str:

@@ -18,6 +18,7 @@ from tapestry.apiserver.access.certificates import CertificateAuthority, front_p
 from tapestry.apiserver.access.rotation import SIGNING_KEY_FILE
 from tapestry.apiserver.access.token_keys import load_token_keys
 from tapestry.apiserver.core.private_files import KEYS_FOLDER, sync_to_disk
+from tapestry.apiserver.storage.archive import remove_stale_folders
 from tapestry.apiserver.storage.sqlite_log import write_lock
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -93,7 +94,7 @@ def delete_plane_folder(root: Path, plane_id: str) -> None:
 
 def remove_leftovers(root: Path, known_ids: Collection[str]) -> Leftovers:
     """Remove what interrupted operations have left in a root. Do nothing while another process works there."""
-    leftovers = Leftovers()
+    leftovers = Leftovers(remove_stale_folders(root))
     with suppress(FileNotFoundError, BlockingIOError), lock_root(root, fcntl.LOCK_EX | fcntl.LOCK_NB):
         for path in sorted(root.iterdir()):
             if path.name.startswith(TEMPORARY_PREFIX):

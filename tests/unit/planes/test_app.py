@@ -192,6 +192,14 @@ async def test_deleted_plane_leaves_no_files(tmp_path: Path) -> None:
         assert list((tmp_path / "data" / "planes").iterdir()) == []
 
 
+async def test_start_removes_what_killed_restores_have_left(tmp_path: Path) -> None:
+    leftovers = [tmp_path / "data" / ".restore-x", tmp_path / "data" / "planes" / ".restore-y"]
+    for each in leftovers:
+        each.mkdir(parents=True)
+    async with running_planes(tmp_path / "data"):
+        assert not any(each.exists() for each in leftovers)
+
+
 async def test_second_process_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     async with running_planes(tmp_path / "data"):
         with pytest.raises(StorageError, match="another process"):

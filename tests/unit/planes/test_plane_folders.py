@@ -10,6 +10,7 @@ import pytest
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.core.store import StorageError
+from tapestry.apiserver.storage.archive import RESTORE_PREFIX, locked_folder
 from tapestry.apiserver.storage.sqlite_log import FileLog
 from tapestry.planes.plane_folders import (
     TEMPORARY_PREFIX,
@@ -77,6 +78,19 @@ def test_leftovers_are_removed_and_planes_kept(tmp_path: Path) -> None:
     assert remove_leftovers(tmp_path, {"known"}) == Leftovers([leftover.name], ["unknown"])
     assert sorted(os.listdir(tmp_path)) == [".other", "known", "notes.txt", "unknown"]
     assert remove_leftovers(tmp_path, {"known", "unknown"}) == Leftovers()
+
+
+def test_folders_of_killed_backups_and_restores_are_removed(tmp_path: Path) -> None:
+    create_plane_folder(tmp_path, "known")
+    for each in (".backup-x", ".restore-y"):
+        (tmp_path / each / "data").mkdir(parents=True)
+    (tmp_path / ".restore-file").touch()
+    (tmp_path / ".restore-link").symlink_to(tmp_path / "known")
+    with locked_folder(tmp_path, RESTORE_PREFIX) as used:
+        assert remove_leftovers(tmp_path, {"known"}) == Leftovers([".backup-x", ".restore-y"])
+        assert sorted(os.listdir(tmp_path)) == sorted([used.name, ".restore-file", ".restore-link", "known"])
+    assert remove_leftovers(tmp_path, {"known"}) == Leftovers()
+    assert (tmp_path / "known" / "pki").exists()
 
 
 def test_folders_in_use_are_not_leftovers(tmp_path: Path) -> None:

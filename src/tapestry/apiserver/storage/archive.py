@@ -7,6 +7,7 @@ Archives are untrusted input. They are read in pieces, so a large archive needs 
 that would fill the disk is rejected before it is written.
 """
 
+import fcntl
 import gzip
 import io
 import os
@@ -17,7 +18,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, NamedTuple, cast
@@ -38,6 +39,8 @@ from tapestry.apiserver.storage.sqlite_log import (
     write_lock,
 )
 
+BACKUP_PREFIX, RESTORE_PREFIX = ".backup-", ".restore-"
+"""Prefixes of the names of temporary folders."""
 RESTORE_REVISION_GAP = 1_000_000
 """Added to the revision on restore, so that revisions assigned since the backup are not assigned again."""
 SELECT_ROWS = """
@@ -79,8 +82,8 @@ class ObjectRow(NamedTuple):
 
 def back_up(folder: Path, archive: Path) -> int:
     """Write an archive of the folder and return its revision. A server may be running meanwhile."""
-    with TemporaryDirectory(dir=archive.parent, prefix=".backup-") as name:
-        copy = Path(name) / DATABASE_NAME
+    with locked_folder(archive.parent, BACKUP_PREFIX) as temporary:
+        copy = temporary / DATABASE_NAME
         with closing(open_database(folder / DATABASE_NAME)) as connection:
             connection.execute("VACUUM INTO ?", (str(copy),))
         with closing(open_database(copy)) as connection:
@@ -90,6 +93,36 @@ def back_up(folder: Path, archive: Path) -> int:
         with lock_file(folder / KEYS_FOLDER):  # not in the middle of a rotation
             write_archive(archive, copy, sorted((folder / KEYS_FOLDER).glob("[!.]*")))
     return revision
+
+
+@contextmanager
+def locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new temporary folder, which is locked while it is in use and removed at the end."""
+    with TemporaryDirectory(dir=parent, prefix=prefix) as name:
+        descriptor = os.open(name, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(descriptor)
+
+
+def remove_stale_folders(parent: Path) -> list[str]:
+    """Remove the temporary folders of backups and restores that were killed, and return their names."""
+    removed = []
+    for path in sorted([*parent.glob(f"{BACKUP_PREFIX}*"), *parent.glob(f"{RESTORE_PREFIX}*")]):
+        if path.is_symlink() or not path.is_dir():
+            continue
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path)
+            removed.append(path.name)
+        except BlockingIOError:  # in use
+            continue
+        finally:
+            os.close(descriptor)
+    return removed
 
 
 def write_archive(archive: Path, database: Path, keys: Sequence[Path] = ()) -> None:
@@ -107,8 +140,8 @@ def write_archive(archive: Path, database: Path, keys: Sequence[Path] = ()) -> N
 
 def restore(archive: Path, folder: Path) -> int:
     """Replace the folder with the content of an archive and return the new revision. The old folder is renamed."""
-    with TemporaryDirectory(dir=folder.absolute().parent, prefix=".restore-") as name:
-        fresh = Path(name) / "data"
+    with locked_folder(folder.absolute().parent, RESTORE_PREFIX) as temporary:
+        fresh = temporary / "data"
         unpack_checked(archive, fresh)
         with closing(apsw.Connection(str(fresh / DATABASE_NAME))) as connection:
             connection.execute(
