@@ -1,7 +1,8 @@
 """Garbage collection in a process with many planes.
 
 The objects of open planes are excluded from garbage collection, so that a full collection takes milliseconds, however
-many planes are open. A plane that closes leaves no reference cycles, so its objects are freed without the collector.
+many planes are open. Excluded objects are freed when nothing refers to them: a plane that closes leaves no reference
+cycles, and neither do requests that were in flight when their objects were excluded.
 """
 
 import asyncio
@@ -9,8 +10,8 @@ import gc
 
 FREEZE_DELAY = 1.0
 """Seconds after a plane has opened at which its objects are excluded. By then, its controllers have started."""
-FULL_INTERVAL = 600.0
-"""Seconds after which excluded objects are collected, too: requests that were in flight may leave cycles."""
+MAX_COLLECTED_PLANES = 3
+"""Number of opened planes whose objects are collected once before they are excluded."""
 
 
 class Heap:
@@ -18,22 +19,24 @@ class Heap:
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
-        self._full_at = 0.0
+        self._opened = 0
+        """Number of planes that have opened since objects were excluded."""
 
     def freeze_soon(self) -> None:
         """Exclude all objects that exist in a second from garbage collection. Called when a plane has opened."""
-        if self._timer is None:
+        self._opened += 1
+        if self._opened > MAX_COLLECTED_PLANES:
+            self._freeze()
+        elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FREEZE_DELAY, self._freeze)
 
     def _freeze(self) -> None:
-        self._timer = None
-        now = asyncio.get_running_loop().time()
-        if now >= self._full_at:
-            self._full_at = now + FULL_INTERVAL
-            gc.unfreeze()
-        gc.collect()
+        self.close()
+        self._opened = 0
+        gc.collect()  # the objects of the last planes, and not those that are excluded already
         gc.freeze()
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None

@@ -147,13 +147,15 @@ def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
             if error is None:
                 waits_for = send(None)
             else:
-                failure, error = error, None
-                waits_for = work.throw(failure)
+                waits_for = work.throw(error)
+                error = None
         except StopIteration as end:
             CURRENT_METER.reset(previous)
+            error = None
             result: T = end.value
             return result
         except BaseException:
+            error = None  # it refers to this frame
             CURRENT_METER.reset(previous)
             raise
         finally:

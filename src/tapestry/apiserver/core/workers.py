@@ -11,6 +11,7 @@ the store belongs to the event loop.
 
 import asyncio
 import gc
+import math
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tapestry.apiserver.core.fairness import FairQueue, LimitedQueue, NestedQueue, Queue, turn
 from tapestry.apiserver.core.shared_capacity import SharedCapacity
-from tapestry.kube.budget import CURRENT_BUDGET, MAX_UNITS, Budget, SliceExceeded, checkpoint
+from tapestry.kube.budget import CURRENT_BUDGET, MAX_UNITS, Budget, DeadlineExceeded, SliceExceeded, checkpoint
 from tapestry.process.work_meter import CURRENT_METER
 
 P = ParamSpec("P")
@@ -171,7 +172,7 @@ class RequestBudget(Budget):
         units = worker.max_units if worker is not None else MAX_UNITS
         self.remaining, self._floor, self._unchecked, self.is_expired = units, 0, 0, None
         self.worker, self.user = worker, user
-        self._due, self._is_cancelled = 0.0, False
+        self._due, self._is_cancelled = math.inf, False
         self._held: AsyncExitStack | None = None
         """Resources to release at the end of the request."""
         self._has_paused = False
@@ -179,12 +180,13 @@ class RequestBudget(Budget):
 
     def set_timeout(self, seconds: float) -> None:
         """Set the deadline of the request, in seconds from now, unless it has an earlier one."""
-        due = time.monotonic() + seconds
-        self._due = due if self.is_expired is None else min(self._due, due)
-        self.is_expired = self._is_late
+        self._due = min(self._due, time.monotonic() + seconds)
 
-    def _is_late(self) -> bool:
-        return self._is_cancelled or time.monotonic() >= self._due
+    def check(self) -> None:
+        # not by `is_expired`: a method of this object would be a reference cycle in each request
+        self._unchecked = 0
+        if self._is_cancelled or time.monotonic() >= self._due:
+            raise DeadlineExceeded
 
     @property
     def is_ended(self) -> bool:

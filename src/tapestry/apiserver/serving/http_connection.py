@@ -183,6 +183,10 @@ class Exchange:
         return b"%b%b%b%b" % (status_line(status, int(time())), lines.encode("utf-8", "surrogateescape"), length, last)
 
 
+CLOSED_PARSER = httptools.HttpRequestParser(None)
+"""Parser of connections that are closed, which is not used."""
+
+
 @lru_cache(maxsize=256)  # clients use few
 def header_name(name: bytes) -> str:
     return name.decode("latin-1").lower()
@@ -268,8 +272,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.limiter.remove(self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        if self.task is not None and not self._is_upgraded:
+        if self._is_upgraded:
+            return
+        if self.task is not None:
             self.task.cancel()  # also if it waits for the client to read
+        # without these reference cycles, the connection is freed at once, with the memory of OpenSSL
+        self._ignores_input, self._end_handshake = True, None
+        self._pending.clear()
+        self._parser = CLOSED_PARSER
 
     def get_buffer(self, _: int) -> memoryview:
         return self._listener.read_buffer
@@ -375,6 +385,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.abort()
         finally:
             self.task = None
+        if not self._pending:  # the client has disconnected
+            return
         self._pending.popleft()
         if not exchange.keep_alive:
             self._close_lingering(exchange)

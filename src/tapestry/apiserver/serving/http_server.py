@@ -68,6 +68,7 @@ class Handshake(asyncio.Protocol):
 
     def finish(self) -> None:
         """Stop tracking the handshake after success or failure."""
+        self._task = None
         self._http_server.handshakes.discard(self)
         self._http_server.connection_limiter.remove(self)
 
