@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import httptools
 
+from tapestry.process.lookups import Lookups
 from tapestry.streams.connection import SocketConnection, enable_keepalive
 
 CONNECT_SECONDS = 30.0
@@ -46,7 +47,7 @@ async def dial(
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_SECONDS):
-        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = await Lookups().addresses(host, port)
         failure: OSError = OSError(f"{host} has no address")
         for family, kind, protocol, _, address in addresses:
             if check is not None:

@@ -1,5 +1,6 @@
 """Protection against webhooks and kubelets at forbidden addresses or with hostile responses."""
 
+import asyncio
 import gzip
 import ipaddress
 import logging
@@ -227,3 +228,16 @@ async def test_session_stores_no_cookies() -> None:
     finally:
         await runner.cleanup()
     assert seen == [({}, "identity")] * 2
+
+
+async def test_sessions_look_up_names_without_threads_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of the event loop are shared by all servers of a process."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the event loop looked up a name")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", fail)
+    async with checked_session(EgressPolicy(is_strict=True).check_webhook) as session:
+        with pytest.raises(aiohttp.ClientConnectorError) as failure:
+            await session.get("http://localhost:1/")
+    assert isinstance(failure.value.os_error, AddressNotAllowed)

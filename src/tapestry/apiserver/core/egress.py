@@ -10,6 +10,8 @@ machine, and kubelets and pods are only in the configured ranges, because the ob
 the same users.
 
 Addresses are checked when a socket is created for them. So a name cannot resolve to another address in between.
+
+Names are looked up for each session by itself, so that a name server that does not answer affects no other server.
 """
 
 import ipaddress
@@ -19,10 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from aiohttp.abc import AbstractResolver
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.kube.objects import EMPTY_MAPPING
+from tapestry.process.lookups import Lookups
 
 NAT64_NETWORKS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48")))
 """NAT64: the last 32 bits are an IPv4 address."""
@@ -142,6 +145,25 @@ def is_routable(address: Address) -> bool:
     )
 
 
+class NameResolver(AbstractResolver):
+    """Looks up names without the threads of the event loop."""
+
+    def __init__(self) -> None:
+        self._lookups = Lookups()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        addresses = await self._lookups.addresses(host, port, family)
+        return [
+            ResolveResult(hostname=host, host=str(peer[0]), port=int(peer[1]), family=kind, proto=proto, flags=0)
+            for kind, _, proto, _, peer in addresses
+        ]
+
+    async def close(self) -> None:
+        """Do nothing: lookups end by themselves."""
+
+
 def checked_session(
     check: AddressCheck,
     resolver: AbstractResolver | None = None,
@@ -156,7 +178,7 @@ def checked_session(
         return socket.socket(family, kind, protocol)
 
     connector = aiohttp.TCPConnector(
-        limit=0, resolver=resolver, use_dns_cache=resolver is None, socket_factory=checked_socket
+        limit=0, resolver=resolver or NameResolver(), use_dns_cache=resolver is None, socket_factory=checked_socket
     )
     return aiohttp.ClientSession(
         connector=connector,

@@ -161,6 +161,7 @@ class ServiceResolver(AbstractResolver):
     def __init__(self, store: Store, random: Random) -> None:
         self._store = store
         self._random = random
+        self._names = egress.NameResolver()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -171,13 +172,8 @@ class ServiceResolver(AbstractResolver):
             raise ServiceUnresolved(f'service "{name}" not found')
         spec: Object = msgspec.json.decode(version.raw).get("spec") or {}
         address, number = self.address(namespace, name, spec, port)
-        addresses = await asyncio.get_running_loop().getaddrinfo(
-            address, number, family=family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
-        )
-        return [
-            ResolveResult(hostname=host, host=str(peer[0]), port=int(peer[1]), family=kind, proto=proto, flags=0)
-            for kind, _, proto, _, peer in addresses
-        ]
+        addresses = await self._names.resolve(address, number, family)
+        return [ResolveResult(**{**each, "hostname": host}) for each in addresses]
 
     def address(self, namespace: str, name: str, spec: Object, port: int) -> tuple[str, int]:
         if spec.get("type") == "ExternalName":
