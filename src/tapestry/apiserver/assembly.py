@@ -121,7 +121,7 @@ from tapestry.apiserver.validation import strategies as validation
 from tapestry.apiserver.warnings import kinds as advice
 from tapestry.kube.objects import EMPTY_MAPPING
 from tapestry.kube.resources import CRDS, DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS, SERVICES
-from tapestry.process.audit import AuditLog
+from tapestry.process.audit import AuditLog, AuditWriter
 from tapestry.process.system import raise_open_file_limit
 from tapestry.process.tasks import free_frames
 
@@ -133,6 +133,8 @@ LAST_WRITE_SECONDS = 5.0
 """Seconds that the last writes may take when the server closes."""
 WORKER_THREADS, LOG_WRITERS = 2, 3
 """Threads for large requests, and threads for the logs of local stores, if a process has many servers."""
+SHARED_AUDIT_RECORDS, SHARED_AUDIT_BYTES = 2_000, 1 << 20
+"""Limits on the buffered audit records of a server that shares its process with other servers."""
 RESERVED_FILES = 256
 """Open files that the server needs in addition to connections."""
 
@@ -167,6 +169,7 @@ class ServerIsolation:
     """Connections of all servers of the process."""
     scheduler: RequestScheduler
     metrics: ServerMetrics
+    audit_writer: AuditWriter
 
 
 class ServerLimiters(NamedTuple):
@@ -239,9 +242,7 @@ async def open_server(
         authenticators, limiters = build_authenticators(config, now, account_tokens), build_limiters(config, isolation)
         server = build_server(config, store, account_tokens, authenticators, now, spec_cache)
         request_handler = replace(
-            build_request_handler(
-                config, server, account_tokens, limiters, isolation.metrics if isolation is not None else None
-            ),
+            build_request_handler(config, server, account_tokens, limiters, isolation),
             mounted_handlers=mounted_handlers,
             worker=isolation.worker if isolation is not None else threads.large_requests,
         )
@@ -504,10 +505,11 @@ def build_request_handler(
     server: Server,
     account_tokens: ServiceAccountTokens,
     limiters: ServerLimiters,
-    metrics: ServerMetrics | None = None,
+    isolation: ServerIsolation | None = None,
 ) -> RequestHandler:
     """Build the request handler with auditing, metrics, health checks and OpenID documents."""
-    store, now, metrics = server.verbs.store, server.verbs.now, metrics or ProcessMetrics()
+    store, now = server.verbs.store, server.verbs.now
+    metrics = isolation.metrics if isolation is not None else ProcessMetrics()
     collector = ServerCollector(
         *(store, lambda: limiters.inflight.inflight, lambda: limiters.connections.counts),
         watches=lambda: limiters.watches.open,
@@ -524,13 +526,18 @@ def build_request_handler(
     auditor = None
     if config.audit_log_path:
         policy = load_policy(Path(config.audit_policy_file)) if config.audit_policy_file else METADATA_POLICY
-        max_bytes, backups = config.audit_log_maxsize << 20, config.audit_log_maxbackup
-        auditor = Auditor(
-            policy, AuditLog(config.audit_log_path, max_bytes=max_bytes, backups=backups), server.authorize, now
-        )
+        auditor = Auditor(policy, open_audit_log(config, isolation), server.authorize, now)
     return RequestHandler(
         replace(server, path_handlers=path_handlers), config.request_timeout, auditor, metrics=metrics
     )
+
+
+def open_audit_log(config: ApiServerConfig, isolation: ServerIsolation | None) -> AuditLog:
+    rotation = partial(AuditLog, max_bytes=config.audit_log_maxsize << 20, backups=config.audit_log_maxbackup)
+    if isolation is None:
+        return rotation(config.audit_log_path)
+    limits = {"capacity": SHARED_AUDIT_RECORDS, "max_buffered_bytes": SHARED_AUDIT_BYTES}
+    return rotation(config.audit_log_path, **limits, writer=isolation.audit_writer)
 
 
 def build_authenticators(

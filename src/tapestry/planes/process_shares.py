@@ -14,6 +14,7 @@ from tapestry.apiserver.serving.metrics import ProcessMetrics
 from tapestry.apiserver.serving.uploads import MAX_BYTES, UploadBudget
 from tapestry.planes.plane_metrics import OPEN_PLANES, PlaneMetrics
 from tapestry.planes.work_scheduler import PlaneWork, WorkScheduler
+from tapestry.process.audit import AuditWriter
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class ProcessShares:
 
     def __init__(self, threads: ServerThreads) -> None:
         self._worker = threads.large_requests
+        self._audit_writer = AuditWriter()
         self._uploads = SharedCapacity(MAX_BYTES)
         self._scheduler = WorkScheduler(asyncio.get_running_loop())
         self._scheduler.install()
@@ -49,6 +51,7 @@ class ProcessShares:
             connections=self.connections,
             scheduler=work,
             metrics=metrics,
+            audit_writer=self._audit_writer,
         )
         return PlaneShare(work, isolation)
 
@@ -61,4 +64,5 @@ class ProcessShares:
             connections=self.connections,
             scheduler=PlaneWork(self._scheduler, MANAGEMENT, comes_first=True),
             metrics=ProcessMetrics(),
+            audit_writer=self._audit_writer,
         )

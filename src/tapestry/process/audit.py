@@ -5,8 +5,8 @@ Clients with an audit log record their writes:
     audit.record(WriteRecord("syncer/east", "patch", "pods", "web-0", namespace="default", code=200, seconds=0.004))
 
 That only appends to a buffer.  A thread writes the buffer a fifth of a second later, and on close.  A full buffer drops
-records and counts them.  The file may be rotated by renaming or truncating it.  With a maximum size, it is rotated
-automatically.
+records and counts them.  Many logs can share a thread, but not a buffer.  The file may be rotated by renaming or
+truncating it.  With a maximum size, it is rotated automatically.
 """
 
 import os
@@ -74,16 +74,67 @@ class SessionRecord(msgspec.Struct, frozen=True, rename="camel", gc=False):
     time: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
 
 
+class AuditWriter:
+    """The thread of one or more audit logs.  It runs while one is open.  A blocked pipe delays all of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open_logs = 0
+        self._waiting: dict[AuditLog, None] = {}
+        """Logs with records to write, or to close."""
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+
+    def add_log(self) -> None:
+        with self._lock:
+            self._open_logs += 1
+            if self._open_logs == 1:
+                threading.Thread(target=self._run, name="audit", daemon=True).start()
+
+    def write(self, audit_log: "AuditLog", *, at_once: bool = False) -> None:
+        """Write the records of a log in a moment, together with others, or at once."""
+        with self._lock:
+            self._waiting[audit_log] = None
+        if at_once:
+            self._hurry.set()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._hurry.wait(FLUSH_SECONDS)  # collect many records per write
+            self._hurry.clear()
+            self._wake.clear()
+            with self._lock:
+                waiting, self._waiting = list(self._waiting), {}
+            closed = sum([each.write_buffer() for each in waiting])
+            waiting.clear()
+            with self._lock:
+                self._open_logs -= closed
+                if not self._open_logs:
+                    return
+
+
 class AuditLog:
-    """Write records to the file at `path`, or to stderr for `-`, from its own thread, until `close`.
+    """Write records to the file at `path`, or to stderr for `-`, in the thread of a writer, until `close`.
 
     A path that cannot be opened raises OSError in the constructor.  A file that reaches `max_bytes` is renamed with a
     timestamp, and `backups` of them are kept. 0 means no limit.
     """
 
-    def __init__(self, path: str, *, capacity: int = 10_000, max_bytes: int = 0, backups: int = 0) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        capacity: int = 10_000,
+        max_buffered_bytes: int = MAX_BUFFERED_BYTES,
+        max_bytes: int = 0,
+        backups: int = 0,
+        writer: AuditWriter | None = None,
+    ) -> None:
+        """Open the log.  `capacity` is the maximum number of buffered records.  Without a writer, it has its own."""
         self._path = path
-        self._capacity = capacity
+        self._capacity, self._max_buffered_bytes = capacity, max_buffered_bytes
         self._max_bytes = max_bytes
         self._backups = backups
         self._buffered_bytes = 0
@@ -92,10 +143,13 @@ class AuditLog:
         self._unwritten = b""  # written first after a failure, so that no line is split
         self._is_failing = False
         self._write_lock = threading.Lock()
-        self._wake = threading.Event()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
-        self._thread.start()
+        self._is_waiting = False
+        """True if the writer will write the records that are buffered."""
+        self._is_closing = False
+        self._written = threading.Event()
+        """Set when the last records are written or lost."""
+        self._writer = writer or AuditWriter()
+        self._writer.add_log()
 
     def __enter__(self) -> Self:
         return self
@@ -110,15 +164,16 @@ class AuditLog:
         """
         if (
             len(self._buffer) >= self._capacity
-            or self._closing.is_set()
-            or self._buffered_bytes + size > MAX_BUFFERED_BYTES
+            or self._is_closing
+            or self._buffered_bytes + size > self._max_buffered_bytes
         ):
             DROPPED.inc()
             return
         self._buffered_bytes += size
         self._buffer.append(entry)
-        if not self._wake.is_set():
-            self._wake.set()
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._writer.write(self)
 
     def flush(self) -> None:
         """Write the records buffered so far.  If that fails, raise OSError and keep them."""
@@ -132,30 +187,30 @@ class AuditLog:
 
     def close(self) -> None:
         """Write the remaining records and sync the file.  Wait at most five seconds for a blocked pipe."""
-        self._closing.set()
-        self._wake.set()
-        self._thread.join(CLOSE_SECONDS)
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._writer.write(self, at_once=True)
+        if self._written.wait(CLOSE_SECONDS):
+            sync_and_close(self._file)
 
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            self._wake.wait()
-            self._closing.wait(FLUSH_SECONDS)  # collect many records per write
-            self._wake.clear()
-            self._try_to_flush()
-        self._try_to_flush()
-        DROPPED.inc(by=self._unwritten.count(b"\n") + len(self._buffer))
-        sync_and_close(self._file)
-
-    def _try_to_flush(self) -> None:
+    def write_buffer(self) -> bool:
+        """Write the records, or try again later.  Return whether these were the last."""
+        is_last, self._is_waiting = self._is_closing, False
         try:
             self.flush()
         except Exception:  # the thread must survive a full disk and any other error
             if not self._is_failing:
                 log.exception("audit log write failed", path=self._path)
             self._is_failing = True
-            self._wake.set()  # retry
+            if not is_last:
+                self._writer.write(self)
         else:
             self._is_failing = False
+        if is_last:
+            DROPPED.inc(by=self._unwritten.count(b"\n") + len(self._buffer))
+            self._written.set()
+        return is_last
 
     def _write_out(self) -> None:
         while self._unwritten:

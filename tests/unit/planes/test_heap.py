@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tapestry.apiserver.serving.active_requests import RequestKind
 from tapestry.controller.testing import run
 from tapestry.planes.heap import FREEZE_DELAY, MAX_COLLECTED_PLANES, Heap
 
-from .listening_planes import MAPS, ListeningPlanes, listening_planes
+from .listening_planes import MAPS, TIMEOUT, ListeningPlanes, listening_planes
 
 
 class Cycle:
@@ -98,8 +99,7 @@ async def use(running: ListeningPlanes) -> None:
     entry = running.planes.get("a")
     assert entry is not None
     assert entry.plane is not None
-    while len(entry.plane.opened.http_handler.active_requests):
-        await asyncio.sleep(0)
+    await entry.plane.opened.http_handler.active_requests.wait_for_end(RequestKind.WATCH, TIMEOUT)
 
 
 async def test_requests_and_connections_leave_no_reference_cycles(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
@@ -113,6 +114,11 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
                 ]
                 yield World(planes, a, b)
             await planes.close_all()
+
+
+@pytest.mark.usefixtures("world")
+async def test_audit_logs_of_planes_share_one_thread() -> None:
+    assert [each.name for each in threading.enumerate()].count("audit") == 1
 
 
 @pytest.fixture

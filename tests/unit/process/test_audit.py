@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from tapestry.process.audit import AuditLog, WriteRecord
+from tapestry.process.audit import AuditLog, AuditWriter, WriteRecord
 
 
 def new_write(name: str = "web-0", **more: Any) -> WriteRecord:
@@ -228,3 +228,53 @@ def test_records_beyond_memory_limit_are_dropped(tmp_path: Path) -> None:
         audit.record({"name": "small"}, 10)
     assert names(path) == ["small"]
     assert dropped() == before + 1
+
+
+def audit_threads() -> int:
+    return sum(each.name == "audit" for each in threading.enumerate())
+
+
+def test_logs_share_the_thread_of_a_writer(tmp_path: Path) -> None:
+    before, writer = audit_threads(), AuditWriter()
+    logs = [AuditLog(str(tmp_path / str(number)), writer=writer) for number in range(20)]
+    for number, each in enumerate(logs):
+        each.record(new_write(str(number)))
+    assert audit_threads() - before == 1
+    for number, each in enumerate(logs):
+        each.close()
+        assert names(tmp_path / str(number)) == [str(number)]
+
+
+def test_writer_continues_with_new_logs(tmp_path: Path) -> None:
+    writer = AuditWriter()
+    for name in ("a", "b"):
+        with AuditLog(str(tmp_path / name), writer=writer) as audit:
+            audit.record(new_write(name))
+        assert names(tmp_path / name) == [name]
+
+
+def test_records_of_one_log_push_out_none_of_another(tmp_path: Path) -> None:
+    pipe, writer, before = tmp_path / "pipe", AuditWriter(), dropped()
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(reader, "rb") as file, AuditLog(str(tmp_path / "other"), writer=writer) as other:
+        os.set_blocking(reader, True)
+        with AuditLog(str(pipe), capacity=3, max_buffered_bytes=100, writer=writer) as full:
+            full.record(new_write("x" * 200_000))  # the thread blocks until we read
+            assert file.read(1) == b"{"
+            for name in "abcde":
+                full.record(new_write(name))
+            full.record(new_write("large"), 101)
+            for number in range(100):
+                other.record(new_write(str(number)))
+            assert dropped() - before == 3
+            file.readline()
+    assert names(tmp_path / "other") == [str(number) for number in range(100)]
+
+
+def test_failing_log_does_not_stop_others(tmp_path: Path) -> None:
+    writer = AuditWriter()
+    with AuditLog("/dev/full", writer=writer) as failing, AuditLog(str(tmp_path / "sound"), writer=writer) as sound:
+        failing.record(new_write())
+        sound.record(new_write("kept"))
+    assert names(tmp_path / "sound") == ["kept"]
