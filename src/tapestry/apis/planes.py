@@ -61,7 +61,8 @@ class PlaneSpec(ApiStruct):
         Meta(
             ge=0,
             le=MAX_IDLE_SECONDS,
-            description="Seconds without clients after which the plane sleeps until its next request. 0: never.",
+            description="Seconds without clients after which the plane sleeps until its next request, at least 10. "
+            "0: never.",
         ),
     ] = 0
     limits: Annotated[PlaneLimits, Meta(description="Limits of the plane.")] = field(default_factory=PlaneLimits)

@@ -1,6 +1,5 @@
 """Times at which the controllers of a plane have work to do without any request. Pure."""
 
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfoNotFoundError
 
@@ -10,17 +9,8 @@ from tapestry.kube.objects import Object, is_deleting, value_at
 from tapestry.kube.times import parse_time
 
 
-def next_due_time(cron_jobs: Iterable[Object], jobs: Iterable[Object], now: datetime) -> datetime | None:
-    """Return the first time after now at which a CronJob starts, or a Job reaches its deadline or its time to live.
-
-    Work that is overdue is due now.
-    """
-    times = [*(next_start(each, now) for each in cron_jobs), *map(job_due_time, jobs)]
-    due = min((each for each in times if each is not None), default=None)
-    return max(due, now) if due is not None else None
-
-
-def next_start(cron_job: Object, now: datetime) -> datetime | None:
+def cron_job_due_time(cron_job: Object, now: datetime) -> datetime | None:
+    """Return the first time after now at which a CronJob starts."""
     spec = cron_job["spec"]
     if spec.get("suspend") or is_deleting(cron_job):
         return None
@@ -30,7 +20,13 @@ def next_start(cron_job: Object, now: datetime) -> datetime | None:
         return None
 
 
-def job_due_time(job: Object) -> datetime | None:
+def job_due_time(job: Object, now: datetime) -> datetime | None:
+    """Return the time at which a Job reaches its deadline or its time to live. What is overdue is due now."""
+    due = job_end_time(job)
+    return max(due, now) if due is not None else None
+
+
+def job_end_time(job: Object) -> datetime | None:
     spec = job["spec"]
     if is_deleting(job) or is_managed_elsewhere(job):
         return None

@@ -1,19 +1,21 @@
-"""Idle planes: they fall asleep, and wake for their next scheduled work."""
+"""Idle planes: they fall asleep, and wake for their next scheduled work.
+
+Each plane has its own task, so no plane delays another. Objects are read in slices, because there may be many.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from tapestry.apiserver.core.store import Store
+from tapestry.apiserver.core.store import ObjectVersion, Store
 from tapestry.controller.manager import is_enabled
-from tapestry.kube.objects import Object
 from tapestry.kube.resources import CRON_JOBS, JOBS, PODS
-from tapestry.planes.due_times import next_due_time
+from tapestry.planes.due_times import cron_job_due_time, job_due_time
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.planes.plane_set import PlaneEntry, PlaneSet, PlaneState
 from tapestry.process.logs import logger
@@ -22,6 +24,14 @@ log = logger(__name__)
 
 MAX_WAIT_SECONDS = 60.0
 """Seconds between two checks at most, because the clock of the machine may be set."""
+MIN_IDLE_TIMEOUT = timedelta(seconds=10)
+"""Shortest time after which a plane falls asleep: to open it again takes much longer than to keep it open."""
+MAX_WAKING = 4
+"""Planes that are woken at the same time for their scheduled work."""
+WAKE_SECONDS = 10.0
+"""Seconds after which a plane that is still opening delays others no more."""
+SLICE_SECONDS = 0.001
+"""Time for which objects are read at once."""
 FINAL_PHASES = ("Succeeded", "Failed")
 
 
@@ -30,7 +40,7 @@ class PlaneActivity:
     """Activity of a plane that keeps it awake."""
 
     connections: int
-    """Number of client connections, including watches."""
+    """Number of clients: connections, including watches, and clients in this process."""
     idle_time: timedelta
     """Time since the last request ended."""
     has_running_pods: bool
@@ -71,22 +81,34 @@ class Pod(msgspec.Struct):
 POD_DECODER = msgspec.json.Decoder(Pod)
 
 
-def has_running_pods(store: Store) -> bool:
-    return any(POD_DECODER.decode(each.raw).is_running for each in store.list_objects(PODS.name))
+async def has_running_pods(store: Store) -> bool:
+    async for pod in in_slices(store.list_objects(PODS.name)):
+        if POD_DECODER.decode(pod.raw).is_running:
+            return True
+    return False
 
 
-def scheduled_work(plane: OpenPlane, now: datetime) -> datetime | None:
+async def scheduled_work(plane: OpenPlane, now: datetime) -> datetime | None:
     """Return the time of the next scheduled work of the controllers that run in the plane."""
-    enabled = plane.manager.config.controllers
-    cron_jobs, jobs = (
-        objects_of(plane.opened.store, name) if is_enabled(controller, enabled) else []
-        for controller, name in (("cronjobs", CRON_JOBS.name), ("jobs", JOBS.name))
-    )
-    return next_due_time(cron_jobs, jobs, now)
+    enabled, times = plane.manager.config.controllers, list[datetime | None]()
+    for controller, resource, due_time in (
+        ("cronjobs", CRON_JOBS, cron_job_due_time),
+        ("jobs", JOBS, job_due_time),
+    ):
+        if is_enabled(controller, enabled):
+            versions = plane.opened.store.list_objects(resource.name)
+            times += [due_time(msgspec.json.decode(each.raw), now) async for each in in_slices(versions)]
+    return min((each for each in times if each is not None), default=None)
 
 
-def objects_of(store: Store, resource: str) -> list[Object]:
-    return [msgspec.json.decode(each.raw) for each in store.list_objects(resource)]
+async def in_slices(versions: Sequence[ObjectVersion]) -> AsyncIterator[ObjectVersion]:
+    """Yield all versions. Other tasks run from time to time."""
+    end = time.perf_counter() + SLICE_SECONDS
+    for each in versions:
+        yield each
+        if time.perf_counter() >= end:
+            await asyncio.sleep(0)
+            end = time.perf_counter() + SLICE_SECONDS
 
 
 class IdlePlanes:
@@ -99,17 +121,37 @@ class IdlePlanes:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._planes, self._now, self._monotonic = planes, now, monotonic
-        self._changed = asyncio.Event()
-        planes.on_change(lambda _: self._changed.set())
+        self._waking = asyncio.Semaphore(MAX_WAKING)
+        self._changed: dict[PlaneEntry, asyncio.Event] = {}
+        """Events that are set when a plane changes its state. Each has a task."""
 
     async def run(self) -> None:
         """Check planes when they may be idle or have work to do, until cancelled."""
-        while True:
-            self._changed.clear()
-            wait = min([await self._check_safely(each) for each in self._planes], default=MAX_WAIT_SECONDS)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._changed.wait()
+        async with asyncio.TaskGroup() as group:
+
+            def notice(entry: PlaneEntry) -> None:
+                if (changed := self._changed.get(entry)) is not None:
+                    changed.set()
+                else:
+                    self._changed[entry] = asyncio.Event()
+                    group.create_task(self._follow(entry, self._changed[entry]), name=f"idle-{entry.id}")
+
+            self._planes.on_change(notice)
+            for entry in self._planes:
+                notice(entry)
+            await asyncio.get_running_loop().create_future()  # until cancelled
+
+    async def _follow(self, entry: PlaneEntry, changed: asyncio.Event) -> None:
+        """Check a plane as long as it exists."""
+        try:
+            while self._planes.get(entry.id) is entry:
+                changed.clear()
+                wait = await self._check_safely(entry)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await changed.wait()
+        finally:
+            del self._changed[entry]
 
     async def _check_safely(self, entry: PlaneEntry) -> float:
         try:
@@ -126,23 +168,35 @@ class IdlePlanes:
             return MAX_WAIT_SECONDS
         if (wait := (entry.wake_at - self._now()).total_seconds()) > 0:
             return min(wait, MAX_WAIT_SECONDS)
-        await self._planes.wake(entry)
+        async with self._waking:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAKE_SECONDS):
+                    await self._planes.wake(entry)
         return MAX_WAIT_SECONDS
 
     async def _check_open(self, entry: PlaneEntry, plane: OpenPlane) -> float:
-        if (idle_timeout := entry.idle_timeout) is None:
+        if entry.idle_timeout is None:
             return MAX_WAIT_SECONDS
-        http_handler, now = plane.opened.http_handler, self._now()
-        connections = http_handler.connection_limiter.authenticated + len(http_handler.active_requests)
-        idle_time = timedelta(seconds=self._monotonic() - http_handler.active_requests.last_end)
-        if connections or idle_time < idle_timeout:  # reading the store is slower
-            wait = idle_timeout if connections else idle_timeout - idle_time
+        idle_timeout = max(entry.idle_timeout, MIN_IDLE_TIMEOUT)
+        activity = self._activity(plane)
+        if not may_sleep(activity, self._now(), idle_timeout):  # reading the store is slower
+            wait = idle_timeout if activity.connections else idle_timeout - activity.idle_time
             return min(wait.total_seconds(), MAX_WAIT_SECONDS)
         if plane.manager.has_work(idle_timeout.total_seconds()):
             return min(idle_timeout.total_seconds(), MAX_WAIT_SECONDS)
-        next_due = scheduled_work(plane, now)
-        activity = PlaneActivity(connections, idle_time, has_running_pods(plane.opened.store), next_due)
+        now = self._now()
+        has_pods, next_due = await has_running_pods(plane.opened.store), await scheduled_work(plane, now)
+        activity = replace(self._activity(plane), has_running_pods=has_pods, next_due=next_due)
+        if entry.plane is not plane:
+            return 0.0
         if not may_sleep(activity, now, idle_timeout):
             return min(idle_timeout.total_seconds(), MAX_WAIT_SECONDS)
         await self._planes.close(entry, PlaneState.ASLEEP, wake_at=next_due)
         return MAX_WAIT_SECONDS
+
+    def _activity(self, plane: OpenPlane) -> PlaneActivity:
+        """Return the activity of the clients of a plane, without its objects."""
+        handler = plane.opened.http_handler
+        connections = handler.connection_limiter.authenticated + len(handler.active_requests)
+        idle_time = timedelta(seconds=self._monotonic() - handler.active_requests.last_end)
+        return PlaneActivity(connections + plane.clients.count, idle_time, has_running_pods=False, next_due=None)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,18 @@ from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.assembly import OpenServer, ServerIsolation, ServerThreads, open_server
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
+from tapestry.apiserver.core.requests import User
 from tapestry.controller import Manager
 from tapestry.controlplane.app import control_plane_manager
+from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.planes.plane_data import PlaneHold, restore_keys, update_keys
+
+
+@dataclass(eq=False)
+class InProcessClients:
+    """Clients of a plane in this process, besides its controllers. They keep it awake like connections."""
+
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,18 @@ class OpenPlane:
     opened: OpenServer
     manager: Manager
     """Controllers of the plane."""
+    clients: InProcessClients = field(default_factory=InProcessClients)
+
+    @asynccontextmanager
+    async def transport(self, user: User) -> AsyncIterator[InProcessTransport]:
+        """Open a transport for a client in this process, for example a syncer. It is closed at the end."""
+        transport = InProcessTransport(self.opened.request_handler, user)
+        self.clients.count += 1
+        try:
+            yield transport
+        finally:
+            self.clients.count -= 1
+            await transport.close()
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import pytest
 
 from tapestry.kube.objects import Object
 from tapestry.kube.times import timestamp
-from tapestry.planes.due_times import next_due_time
+from tapestry.planes.due_times import cron_job_due_time, job_due_time
 
 NOW = datetime(2026, 1, 1, 10, 30, tzinfo=UTC)
 DELETING = {"deletionTimestamp": timestamp(NOW)}
@@ -51,4 +51,5 @@ def job(finished: str = "", *, deleting: bool = False, **spec: Any) -> Object:
 )
 def test_first_scheduled_work_is_due(cron_jobs: list[Object], jobs: list[Object], minutes: int | None) -> None:
     expected = NOW + timedelta(minutes=minutes) if minutes is not None else None
-    assert next_due_time(cron_jobs, jobs, NOW) == expected
+    times = [*(cron_job_due_time(each, NOW) for each in cron_jobs), *(job_due_time(each, NOW) for each in jobs)]
+    assert min((each for each in times if each is not None), default=None) == expected

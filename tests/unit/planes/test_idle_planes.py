@@ -10,12 +10,21 @@ import pytest
 
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.apiserver.core.store import ObjectVersion
 from tapestry.client.client import Client
 from tapestry.controller.controller import Controller
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import CRON_JOBS, PODS
-from tapestry.planes.idle_planes import IdlePlanes, PlaneActivity, may_sleep
+from tapestry.planes.idle_planes import (
+    MAX_WAKING,
+    MIN_IDLE_TIMEOUT,
+    IdlePlanes,
+    PlaneActivity,
+    in_slices,
+    may_sleep,
+)
+from tapestry.planes.open_plane import OpenPlane
 from tapestry.planes.plane_set import PlaneEntry, PlaneState
 
 from .listening_planes import IDLE_TIMEOUT as TIMEOUT
@@ -208,3 +217,108 @@ async def test_loop_wakes_plane_that_is_added_later(running: ListeningPlanes, cl
             await entry.ready.wait()
         assert entry.state is PlaneState.OPEN
         loop.cancel()
+
+
+async def test_plane_that_does_not_open_delays_no_other(
+    running: ListeningPlanes, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wake = running.planes.wake
+
+    async def hang_or_wake(entry: PlaneEntry) -> OpenPlane | None:
+        if entry.id.startswith("hanging"):
+            await asyncio.get_running_loop().create_future()
+        return await wake(entry)
+
+    monkeypatch.setattr(running.planes, "wake", hang_or_wake)
+    monkeypatch.setattr("tapestry.planes.idle_planes.WAKE_SECONDS", 0.01)
+    async with asyncio.TaskGroup() as group:
+        loop = group.create_task(idle_planes(running, clock).run())
+        await asyncio.sleep(0)
+        for name in (*(f"hanging-{number}" for number in range(3 * MAX_WAKING)), "woken"):
+            config = ApiServerConfig(file_rootpath=str(running.folder / name), controllers=["none"])
+            entry = running.planes.add(name, config, wake_at=clock.now())
+        async with asyncio.timeout(20):
+            await entry.ready.wait()
+        loop.cancel()
+    assert entry.state is PlaneState.OPEN
+
+
+async def test_few_planes_are_woken_at_the_same_time(
+    running: ListeningPlanes, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waking, most, opened = 0, 0, asyncio.Event()
+
+    async def wake(entry: PlaneEntry) -> None:
+        nonlocal waking, most
+        waking += 1
+        most = max(most, waking)
+        await asyncio.sleep(0)
+        waking -= 1
+        entry.state = PlaneState.SUSPENDED
+        if entry.id == "19":
+            opened.set()
+
+    monkeypatch.setattr(running.planes, "wake", wake)
+    async with asyncio.TaskGroup() as group:
+        for number in range(20):
+            running.planes.add(str(number), ApiServerConfig(), wake_at=clock.now())
+        loop = group.create_task(idle_planes(running, clock).run())
+        async with asyncio.timeout(20):
+            await opened.wait()
+        loop.cancel()
+    assert most == MAX_WAKING
+
+
+async def test_short_idle_timeout_is_ten_seconds(running: ListeningPlanes, clock: Clock) -> None:
+    entry = await running.opened("a")
+    entry.idle_timeout, clock.advanced = timedelta(seconds=1), MIN_IDLE_TIMEOUT / 2
+    await idle_planes(running, clock).check(entry)
+    assert entry.state is PlaneState.OPEN
+    clock.advanced = MIN_IDLE_TIMEOUT
+    await idle_planes(running, clock).check(entry)
+    assert entry.state is PlaneState.ASLEEP
+
+
+async def test_plane_with_client_in_this_process_stays_awake(running: ListeningPlanes, clock: Clock) -> None:
+    entry = await running.opened("a")
+    assert entry.plane is not None
+    clock.advanced = TIMEOUT
+    async with entry.plane.transport(APISERVER_USER) as transport:
+        assert await Client(transport).list(PODS) == []
+        await idle_planes(running, clock).check(entry)
+        assert entry.state is PlaneState.OPEN
+    await idle_planes(running, clock).check(entry)
+    assert entry.state is PlaneState.ASLEEP
+
+
+async def test_other_tasks_run_while_many_objects_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapestry.planes.idle_planes.SLICE_SECONDS", 0.0)
+    steps = 0
+
+    async def count() -> None:
+        nonlocal steps
+        while True:
+            steps += 1
+            await asyncio.sleep(0)
+
+    counter = asyncio.create_task(count())
+    versions = [ObjectVersion(("default", str(number)), 1, b"", {}) for number in range(100)]
+    assert [each async for each in in_slices(versions)] == versions
+    counter.cancel()
+    assert steps >= 99
+
+
+async def test_plane_that_is_used_during_the_check_stays_awake(
+    running: ListeningPlanes, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = await running.opened("a")
+    assert entry.plane is not None
+    plane, clock.advanced = entry.plane, TIMEOUT
+
+    async def connect(_: object) -> bool:
+        plane.clients.count += 1
+        return False
+
+    monkeypatch.setattr("tapestry.planes.idle_planes.has_running_pods", connect)
+    await idle_planes(running, clock).check(entry)
+    assert entry.state is PlaneState.OPEN
