@@ -1,21 +1,32 @@
-"""Measurements of the planes of one process, without listeners. Each function runs in a new process."""
+"""Measurements of the planes of one process, configured like those of the command. Each function runs in a new process.
+
+Clients that must not affect the measured process are in processes of their own.
+"""
 
 import asyncio
 import gc
+import itertools
 import os
+import shutil
+import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, closing
-from pathlib import Path
+from asyncio.subprocess import PIPE
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import uvloop
 
 from benchmarks.fresh import held_bytes
-from tapestry.apiserver.assembly import ServerThreads
-from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apis.planes import PlaneSpec
+from tapestry.apiserver.access.ephemeral_tokens import TOKENS_FILE, create_token
+from tapestry.apiserver.assembly import ServerIsolation, ServerThreads
 from tapestry.apiserver.core.requests import APISERVER_USER, Call
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.documents import document_cache
@@ -24,8 +35,14 @@ from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, CRDS
-from tapestry.planes.open_plane import OpenPlane
+from tapestry.planes.config import PlanesConfig, plane_server_config
+from tapestry.planes.idle_planes import IdlePlanes
+from tapestry.planes.open_plane import OpenPlane, open_plane
+from tapestry.planes.plane_copies import create_copied_plane
+from tapestry.planes.plane_listener import PlaneListener
+from tapestry.planes.plane_names import PlaneNames
 from tapestry.planes.plane_set import PlaneEntry, PlaneSet, PlaneState
+from tapestry.planes.plane_tls import PlaneTls
 from tapestry.process import logs
 from tapestry.process.system import return_large_blocks_to_system
 
@@ -47,41 +64,99 @@ KUBECTL_READS = (
 """Paths that kubectl reads, with the forms that it accepts."""
 DOCUMENT_IDLE_SECONDS = 2.0
 """Seconds after which documents are dropped here. It is a minute by default."""
+MANAGE_PAUSE = 0.2
+"""Seconds between two planes that are created."""
 WARM_UP_CYCLES = 20
 """Number of times that a plane is opened and closed before anything is measured."""
 
 
 class Planes:
-    """Planes in temporary folders."""
+    """Planes in a temporary folder, with a listener."""
 
-    def __init__(self, planes: PlaneSet, folder: Path) -> None:
-        self._planes, self._folder = planes, folder
+    def __init__(self, planes: PlaneSet, config: PlanesConfig, url: str) -> None:
+        self.planes, self.config, self._url = planes, config, url
 
     def add(self, name: str) -> PlaneEntry:
-        return self._planes.add(name, ApiServerConfig(file_rootpath=str(self._folder / name)))
+        return self.planes.add(name, plane_server_config(self.config, name, PlaneSpec()))
 
     async def open(self, entry: PlaneEntry) -> OpenPlane:
         """Open a plane and wait until it answers."""
-        plane = await self._planes.open(entry)
+        plane = await self.planes.open(entry)
         assert plane is not None, entry.message
         await answer(plane, "/api/v1/namespaces/default")
         return plane
 
     async def suspend(self, entry: PlaneEntry) -> None:
-        await self._planes.close(entry, PlaneState.SUSPENDED)
+        await self.planes.close(entry, PlaneState.SUSPENDED)
+
+    def url(self, plane_id: str) -> str:
+        return f"{self._url}/planes/{plane_id}"
+
+    @property
+    def ca_file(self) -> str:
+        return str(self.config.folder / "pki" / "ca.crt")
+
+    def issue_token(self, *plane_ids: str) -> str:
+        """Return a token for all of these planes, which is not checked for its plane in a benchmark."""
+        tokens = [self.config.planes_folder / each for each in plane_ids]
+        _, text = create_token(tokens[0], "bench", ("system:masters",), timedelta(hours=1), datetime.now(UTC))
+        for folder in tokens[1:]:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copy(tokens[0] / TOKENS_FILE, folder / TOKENS_FILE)
+        return text
 
 
 @asynccontextmanager
 async def running_planes() -> AsyncIterator[Planes]:
-    with closing(ServerThreads()) as threads, TemporaryDirectory() as folder:
+    with closing(ServerThreads.for_many_servers()) as threads, TemporaryDirectory() as folder:
         async with asyncio.TaskGroup() as group:
-            plane_set = PlaneSet(group, threads)
-            planes = Planes(plane_set, Path(folder))
+            plane_set, config = PlaneSet(group, threads), PlanesConfig(data=folder, address="127.0.0.1:0")
+            tls = PlaneTls(config.folder, PlaneNames(config.domain, ("127.0.0.1",)), plane_set.config_of)
+            http_server = await PlaneListener(plane_set, tls, group).listen("127.0.0.1", 0)
+            idle = group.create_task(IdlePlanes(plane_set).run())
+            planes = Planes(plane_set, config, f"https://127.0.0.1:{http_server.addresses[0][1]}")
             for number in range(WARM_UP):
                 await planes.open(planes.add(f"warm-up-{number}"))
             await asyncio.sleep(START_SECONDS)
             yield planes
+            idle.cancel()
             await plane_set.close_all()
+            await http_server.stop()
+
+
+@asynccontextmanager
+async def client_process(planes: Planes, token: str) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """Start a client in a process of its own, and return a function that sends it commands."""
+    command = [sys.executable, "-m", "benchmarks.sides.plane_client", planes.ca_file, token]
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    requests, answers = process.stdin, process.stdout
+
+    async def ask(what: str, **arguments: Any) -> Any:
+        requests.write(msgspec.json.encode({"do": what, **arguments}) + b"\n")
+        answer = await answers.readline()
+        assert answer, f"{what} failed"
+        return msgspec.json.decode(answer)
+
+    try:
+        yield ask
+    finally:
+        requests.close()
+        await process.wait()
+
+
+class Collections:
+    """Measures the longest garbage collection of any kind."""
+
+    def __init__(self) -> None:
+        self.worst_cpu = self._started = 0.0
+
+    def __call__(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self._started = time.thread_time()
+        else:
+            self.worst_cpu = max(self.worst_cpu, time.thread_time() - self._started)
 
 
 def run(measure: Callable[[], Awaitable[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -121,12 +196,6 @@ async def timed(awaitable: Awaitable[object]) -> float:
     return time.perf_counter() - started
 
 
-def full_collection() -> float:
-    started = time.perf_counter()
-    gc.collect()
-    return time.perf_counter() - started
-
-
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -155,12 +224,16 @@ def idle(count: str) -> dict[str, Any]:
     async def measure() -> dict[str, Any]:
         async with running_planes() as planes:
             bytes_before, tasks_before, cpu = held_bytes(), len(asyncio.all_tasks()), time.process_time()
+            collections = Collections()
+            gc.callbacks.append(collections)
             entries = [planes.add(str(number)) for number in range(number_of_planes)]
             started = time.perf_counter()
             seconds = [await timed(planes.open(each)) for each in entries]
             total = time.perf_counter() - started
             await asyncio.sleep(START_SECONDS)
-            cpu_used, collection = time.process_time() - cpu, full_collection()
+            cpu_used = time.process_time() - cpu
+            gc.collect()
+            gc.callbacks.remove(collections)
             idle_bytes, tasks = held_bytes(), len(asyncio.all_tasks())
             for each in entries:
                 assert each.plane is not None
@@ -175,7 +248,7 @@ def idle(count: str) -> dict[str, Any]:
                 "create_p50": sorted(seconds)[len(seconds) // 2],
                 "create_total": total,
                 "create_cpu": cpu_used / number_of_planes,
-                "collection": collection,
+                "collection": collections.worst_cpu,
             }
 
     return run(measure)
@@ -266,6 +339,175 @@ def cycles(count: str) -> dict[str, Any]:
             }
 
     return run(measure)
+
+
+def awake(count: str, awake_count: str, objects: str, idle_seconds: str) -> dict[str, Any]:
+    """Hold many planes, of which some are awake and have objects and informers. Then nothing happens for a while."""
+
+    async def measure() -> dict[str, Any]:
+        async with running_planes() as planes:
+            base, names = held_bytes(), [str(number) for number in range(int(count))]
+            token = planes.issue_token(*names)
+            for name in names[int(awake_count) :]:
+                entry = planes.add(name)
+                await planes.open(entry)
+                await planes.planes.close(entry, PlaneState.ASLEEP)
+            urls = []
+            async with client_process(planes, token) as ask:
+                for name in names[: int(awake_count)]:
+                    await planes.open(planes.add(name))
+                    urls.append(planes.url(name))
+                    await ask("fill", url=urls[-1], count=int(objects))
+                await ask("inform", urls=urls)
+                await asyncio.sleep(2 * START_SECONDS)
+                megabytes, cpu, started = held_bytes() / MEGABYTE, time.process_time(), time.perf_counter()
+                await asyncio.sleep(float(idle_seconds))
+                share = (time.process_time() - cpu) / (time.perf_counter() - started)
+            return {"megabytes": megabytes, "base": base / MEGABYTE, "cpu": share}
+
+    return run(measure)
+
+
+def neighbour(objects: str, definitions: str, watches: str, idle_seconds: str) -> dict[str, Any]:
+    """Measure GETs of a client while another plane is busy, and planes are created, resumed and copied."""
+
+    async def measure() -> dict[str, Any]:
+        async with running_planes() as planes:
+            token = planes.issue_token("quiet", "busy")
+            await planes.open(planes.add("quiet"))
+            busy, blocks = planes.add("busy"), LoopBlocks()
+            await planes.open(busy)
+            async with client_process(planes, token) as ask:
+                await ask("fill", url=planes.url("busy"), count=int(objects))
+                poller = await start_poller(planes, token)
+                idle = Phase(await_end=asyncio.sleep(float(idle_seconds)))
+                await idle.run()
+                manage = asyncio.create_task(manage_planes(planes, busy))
+                url = planes.url("busy")
+                work = ask("burden", url=url, definitions=int(definitions), watches=int(watches))
+                burdened = Phase(await_end=work)
+                watching = asyncio.create_task(blocks.watch())
+                await burdened.run()
+                watching.cancel()
+                manage.cancel()
+                done = await asyncio.gather(manage, return_exceptions=True)
+                assert isinstance(done[0], asyncio.CancelledError), done
+                output, _ = await poller.communicate()
+            samples = msgspec.json.decode(output, type=list[tuple[float, str, float | None]])
+            return {
+                "idle": idle.percentiles(samples),
+                "burdened": burdened.percentiles(samples),
+                "blocked_cpu": blocks.worst_cpu,
+                "cpu": burdened.cpu,
+                "lists": burdened.result["result"],
+                "managed": MANAGED,
+                "load": os.getloadavg()[0],
+            }
+
+    return run(measure)
+
+
+MANAGED: Counter[str] = Counter()
+"""Number of planes that were created, resumed and copied."""
+
+
+@dataclass
+class Phase:
+    """A period of time."""
+
+    await_end: Awaitable[Any]
+    started: float = 0.0
+    ended: float = 0.0
+    cpu: float = 0.0
+    """Share of a core that this process used."""
+    result: Any = None
+
+    async def run(self) -> None:
+        self.started, cpu = time.monotonic(), time.process_time()
+        self.result = await self.await_end
+        self.ended = time.monotonic()
+        self.cpu = (time.process_time() - cpu) / (self.ended - self.started)
+
+    def percentiles(self, samples: list[tuple[float, str, float | None]]) -> dict[str, float]:
+        """Return p50, p99 and maximum of the GETs of the period, in seconds."""
+        found = [each for each in samples if each[1] == "get" and self.started <= each[0] < self.ended]
+        assert all(seconds is not None for _, _, seconds in found), "a GET failed"
+        ordered = sorted(seconds for _, _, seconds in found if seconds is not None)
+        return {
+            **{f"p{each}": ordered[len(ordered) * each // 100] for each in (50, 99)},
+            "worst": ordered[-1],
+            "count": len(ordered),
+            "seconds": self.ended - self.started,
+        }
+
+
+async def start_poller(planes: Planes, token: str) -> asyncio.subprocess.Process:
+    arguments = [planes.url("quiet"), planes.ca_file, token, "/api/v1/namespaces/default/configmaps/kube-root-ca.crt"]
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.sides.poller", *arguments), stdin=PIPE, stdout=PIPE
+    )
+
+
+async def manage_planes(planes: Planes, source: PlaneEntry) -> None:
+    """Create, suspend, resume and copy planes, one after the other."""
+    for number in itertools.count():
+        entry = planes.add(f"created-{number}")
+        await planes.open(entry)
+        MANAGED["created"] += 1
+        await planes.suspend(entry)
+        await planes.open(entry)
+        MANAGED["resumed"] += 1
+        await planes.planes.remove(entry)
+        if number % 10 == 0:
+            assert source.plane is not None
+            folder = planes.config.planes_folder
+            await create_copied_plane(folder / source.id, source.plane.opened.store, folder / f"copy-{number}")
+            copy = planes.add(f"copy-{number}")
+            await planes.open(copy)
+            MANAGED["copied"] += 1
+            await planes.planes.remove(copy)
+        await asyncio.sleep(MANAGE_PAUSE)
+
+
+def steps(requests: str, rounds: str) -> dict[str, Any]:
+    """Measure the CPU time of requests to two planes: the steps of one are neither measured nor scheduled."""
+
+    async def measure() -> dict[str, Any]:
+        async with running_planes() as planes, AsyncExitStack() as stack:
+            token = planes.issue_token("measured", "plain")
+            await planes.open(planes.add("measured"))
+            share = planes.planes.shares.open_share("plain")
+            threads = await stack.enter_async_context(plain_plane(planes, share.isolation))
+            planes.planes.add_open(threads)
+            best: dict[str, list[float]] = {}
+            async with client_process(planes, token) as ask:
+                for number, plane in itertools.product(range(int(rounds)), ("measured", "plain")):
+                    url, count = planes.url(plane), int(requests)
+                    for what, arguments in (
+                        ("get", {"url": f"{url}/api/v1/namespaces/default/configmaps/kube-root-ca.crt"}),
+                        ("create", {"url": url, "prefix": f"r{number}"}),
+                    ):
+                        cpu = time.process_time()
+                        await ask(what, count=count, **arguments)
+                        best.setdefault(f"{what}-{plane}", []).append((time.process_time() - cpu) / count)
+            return {name: statistics.median(sorted(each)[: len(each) // 2]) for name, each in best.items()}
+
+    return run(measure)
+
+
+@asynccontextmanager
+async def plain_plane(planes: Planes, isolation: ServerIsolation) -> AsyncIterator[OpenPlane]:
+    """Open a plane whose tasks and requests do not belong to it."""
+    config = plane_server_config(planes.config, "plain", PlaneSpec())
+    unscheduled = replace(isolation, scheduler=Unscheduled())
+    with closing(ServerThreads.for_many_servers()) as threads:
+        async with open_plane("plain", config, threads, isolation=unscheduled) as plane:
+            yield plane
+
+
+class Unscheduled:
+    def run(self, work: Coroutine[Any, Any, None]) -> Awaitable[None]:
+        return work
 
 
 def main() -> None:

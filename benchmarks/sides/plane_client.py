@@ -1,0 +1,144 @@
+"""A client of planes in a process of its own.
+
+It executes the commands that it reads, one JSON object in a line, and answers each with a line. What a command has
+opened stays open until the input ends.
+"""
+
+import asyncio
+import ssl
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import aiohttp
+import msgspec
+import uvloop
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+MAPS = "/api/v1/namespaces/default/configmaps"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+APPLY = {"Content-Type": "application/apply-patch+yaml"}
+CONCURRENCY = 8
+RETRY_SECONDS = 0.05
+KIND_PATHS = (
+    *("/api/v1/configmaps", "/api/v1/secrets", "/api/v1/services", "/api/v1/pods", "/api/v1/namespaces"),
+    *("/api/v1/serviceaccounts", "/apis/apps/v1/deployments", "/apis/apps/v1/replicasets", "/apis/batch/v1/jobs"),
+    "/apis/rbac.authorization.k8s.io/v1/roles",
+)
+"""Kinds that informers follow."""
+
+
+class PlaneClient:
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._watches: list[asyncio.Task[None]] = []
+
+    async def send(self, method: str, url: str, body: Any = None, **headers: str) -> bytes:
+        """Send a request until it is not rejected because of a limit."""
+        while True:
+            async with self._session.request(method, url, json=body, headers=headers) as response:
+                content = await response.read()
+                if response.status != 429:
+                    assert response.status < 300, (url, response.status, content[:300])
+                    return content
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def get(self, url: str, count: int) -> None:
+        for _ in range(count):
+            await self.send("GET", url)
+
+    async def create(self, url: str, prefix: str, count: int) -> None:
+        for number in range(count):
+            await self.send("POST", url + MAPS, {"metadata": {"name": f"{prefix}-{number}"}, "data": {"a": "b"}})
+
+    async def fill(self, url: str, count: int) -> None:
+        """Create objects, several at the same time."""
+
+        def work() -> Iterable[Awaitable[Any]]:
+            for number in range(count):
+                metadata = {"name": f"c{number}", "labels": {"shard": str(number % 10)}}
+                yield self.send("POST", url + MAPS, {"metadata": metadata, "data": {"text": "x" * 500}})
+
+        await at_once(work())
+
+    async def inform(self, urls: list[str]) -> None:
+        """Open an informer on each of the kinds of all planes."""
+        for url in urls:
+            for path in KIND_PATHS:
+                listed = msgspec.json.decode(await self.send("GET", url + path))
+                await self.watch(f"{url}{path}?watch=1&resourceVersion={listed['metadata']['resourceVersion']}")
+
+    async def watch(self, url: str) -> None:
+        """Open a watch, and read it from now on."""
+        response = await self._session.get(url)
+        assert response.status == 200, url
+        self._watches.append(asyncio.create_task(drain(response)))
+
+    async def burden(self, url: str, definitions: int, watches: int) -> dict[str, int]:
+        """Apply definitions and open watches as fast as the server allows, and list all objects meanwhile."""
+        lists = {"json": 0, "table": 0}
+
+        async def list_all(form: str, accept: str) -> None:
+            while True:
+                await self.send("GET", f"{url}/api/v1/configmaps", accept=accept)
+                lists[form] += 1
+
+        listing = [asyncio.create_task(list_all(*each)) for each in (("json", "application/json"), ("table", TABLE))]
+        await asyncio.gather(
+            at_once(self.send("PATCH", **definition(url, number)) for number in range(definitions)),
+            at_once(self.watch(f"{url}/api/v1/configmaps?watch=1") for _ in range(watches)),
+        )
+        for each in listing:
+            each.cancel()
+        return lists
+
+
+async def at_once(work: Iterable[Awaitable[Any]]) -> None:
+    pending = iter(work)
+
+    async def run() -> None:
+        for each in pending:
+            await each
+
+    await asyncio.gather(*(run() for _ in range(CONCURRENCY)))
+
+
+async def drain(response: aiohttp.ClientResponse) -> None:
+    async for _ in response.content.iter_any():
+        pass
+
+
+def definition(url: str, number: int) -> dict[str, Any]:
+    """Return a request that applies a CustomResourceDefinition with a few fields."""
+    plural, group = f"widgets{number}", "example.com"
+    fields = {f"field{each}": {"type": "string", "maxLength": 64} for each in range(20)}
+    spec = {"type": "object", "properties": {"spec": {"type": "object", "properties": fields}}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": spec}}
+    names = {"plural": plural, "kind": f"Widget{number}"}
+    body = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+    return {"url": f"{url}{CRDS}/{plural}.{group}?fieldManager=bench&force=true", "body": body, **APPLY}
+
+
+async def main(ca: str, token: str) -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=ca), limit=0)
+    headers, timeout = {"Authorization": f"Bearer {token}"}, aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
+        client = PlaneClient(session)
+        while line := await reader.readline():
+            command = msgspec.json.decode(line)
+            run: Callable[..., Awaitable[Any]] = getattr(client, command.pop("do"))
+            started = time.monotonic()
+            result = await run(**command)
+            print(msgspec.json.encode({"result": result, "seconds": time.monotonic() - started}).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(*sys.argv[1:]))
