@@ -108,13 +108,16 @@ def neighbour_rows(scale: Scale) -> Iterator[Row]:
     idle, burdened = found["idle"], found["burdened"]
     counts = ", ".join(f"{count} {name}" for name, count in {**found["lists"], **found["managed"]}.items())
     detail = (
-        f"{burdened['count']} GETs in {burdened['seconds']:.0f} s, p50 {burdened['p50'] * 1e3:.0f} ms; idle p99 "
-        f"{idle['p99'] * 1e3:.0f} ms; load {found['load']:.1f}"
+        f"{burdened['count']:.0f} GETs in {burdened['seconds']:.0f} s, p50 {burdened['p50'] * 1e3:.0f} ms; idle p99 "
+        f"{idle['p99'] * 1e3:.0f} ms; load {found['load']:.1f}; {counts}"
     )
     limit = max(30.0, 3e3 * idle["p99"])
     yield Row("GET p99 of a neighbour of a busy plane", burdened["p99"] * 1e3, "ms", at_most=limit, detail=detail)
-    detail = f"longest step {found['blocked_cpu'] * 1e3:.0f} ms CPU; {counts}"
+    detail = f"longest time without another task {found['blocked_cpu'] * 1e3:.0f} ms of CPU"
     yield Row("worst of the same", burdened["worst"] * 1e3, "ms", at_most=250, detail=detail)
+    detail = f"p50 {burdened['p50_cpu'] * 1e3:.1f} ms; the server used {found['cpu']:.0%} of a core"
+    yield Row("CPU time of the server meanwhile, p99", burdened["p99_cpu"] * 1e3, "ms", at_most=30, detail=detail)
+    yield Row("worst of the same", burdened["worst_cpu"] * 1e3, "ms", at_most=250)
 
 
 def step_rows(scale: Scale) -> Iterator[Row]:

@@ -9,6 +9,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -20,7 +21,8 @@ MAPS = "/api/v1/namespaces/default/configmaps"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 CONCURRENCY = 8
-RETRY_SECONDS = 0.05
+RETRY_SECONDS, PAUSE = 0.05, 0.005
+"""Seconds between two attempts of a rejected request, and between two requests that are measured."""
 KIND_PATHS = (
     *("/api/v1/configmaps", "/api/v1/secrets", "/api/v1/services", "/api/v1/pods", "/api/v1/namespaces"),
     *("/api/v1/serviceaccounts", "/apis/apps/v1/deployments", "/apis/apps/v1/replicasets", "/apis/batch/v1/jobs"),
@@ -29,10 +31,18 @@ KIND_PATHS = (
 """Kinds that informers follow."""
 
 
+Sample = tuple[float, float, float]
+"""Start of a request on the clock that all processes share, seconds until the response, and those of the server's CPU.
+
+While only one thread of the server can run at a time, its CPU time is what the request takes on an idle machine.
+"""
+
+
 class PlaneClient:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._watches: list[asyncio.Task[None]] = []
+        self._running: list[asyncio.Task[None]] = []
+        self._samples: list[Sample] = []
 
     async def send(self, method: str, url: str, body: Any = None, **headers: str) -> bytes:
         """Send a request until it is not rejected because of a limit."""
@@ -73,7 +83,22 @@ class PlaneClient:
         """Open a watch, and read it from now on."""
         response = await self._session.get(url)
         assert response.status == 200, url
-        self._watches.append(asyncio.create_task(drain(response)))
+        self._running.append(asyncio.create_task(drain(response)))
+
+    async def poll(self, url: str, pid: int) -> None:
+        """Repeat a request from now on."""
+
+        async def repeat() -> None:
+            while True:
+                started, cpu_started = time.monotonic(), cpu_seconds(pid)
+                await self.send("GET", url)
+                self._samples.append((started, time.monotonic() - started, cpu_seconds(pid) - cpu_started))
+                await asyncio.sleep(PAUSE)
+
+        self._running.append(asyncio.create_task(repeat()))
+
+    async def samples(self) -> list[Sample]:
+        return self._samples
 
     async def burden(self, url: str, definitions: int, watches: int) -> dict[str, int]:
         """Apply definitions and open watches as fast as the server allows, and list all objects meanwhile."""
@@ -92,6 +117,11 @@ class PlaneClient:
         for each in listing:
             each.cancel()
         return lists
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of all threads of a process, as precise as the kernel knows it."""
+    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 async def at_once(work: Iterable[Awaitable[Any]]) -> None:

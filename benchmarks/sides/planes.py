@@ -24,6 +24,7 @@ import msgspec
 import uvloop
 
 from benchmarks.fresh import held_bytes
+from benchmarks.sides.plane_client import Sample
 from tapestry.apis.planes import PlaneSpec
 from tapestry.apiserver.access.ephemeral_tokens import TOKENS_FILE, create_token
 from tapestry.apiserver.assembly import ServerIsolation, ServerThreads
@@ -64,6 +65,7 @@ KUBECTL_READS = (
 """Paths that kubectl reads, with the forms that it accepts."""
 DOCUMENT_IDLE_SECONDS = 2.0
 """Seconds after which documents are dropped here. It is a minute by default."""
+CA_MAP = "/api/v1/namespaces/default/configmaps/kube-root-ca.crt"
 MANAGE_PAUSE = 0.2
 """Seconds between two planes that are created."""
 WARM_UP_CYCLES = 20
@@ -377,9 +379,9 @@ def neighbour(objects: str, definitions: str, watches: str, idle_seconds: str) -
             await planes.open(planes.add("quiet"))
             busy, blocks = planes.add("busy"), LoopBlocks()
             await planes.open(busy)
-            async with client_process(planes, token) as ask:
+            async with client_process(planes, token) as ask, client_process(planes, token) as ask_quiet:
                 await ask("fill", url=planes.url("busy"), count=int(objects))
-                poller = await start_poller(planes, token)
+                await ask_quiet("poll", url=planes.url("quiet") + CA_MAP, pid=os.getpid())
                 idle = Phase(await_end=asyncio.sleep(float(idle_seconds)))
                 await idle.run()
                 manage = asyncio.create_task(manage_planes(planes, busy))
@@ -392,8 +394,7 @@ def neighbour(objects: str, definitions: str, watches: str, idle_seconds: str) -
                 manage.cancel()
                 done = await asyncio.gather(manage, return_exceptions=True)
                 assert isinstance(done[0], asyncio.CancelledError), done
-                output, _ = await poller.communicate()
-            samples = msgspec.json.decode(output, type=list[tuple[float, str, float | None]])
+                samples = (await ask_quiet("samples"))["result"]
             return {
                 "idle": idle.percentiles(samples),
                 "burdened": burdened.percentiles(samples),
@@ -428,24 +429,15 @@ class Phase:
         self.ended = time.monotonic()
         self.cpu = (time.process_time() - cpu) / (self.ended - self.started)
 
-    def percentiles(self, samples: list[tuple[float, str, float | None]]) -> dict[str, float]:
-        """Return p50, p99 and maximum of the GETs of the period, in seconds."""
-        found = [each for each in samples if each[1] == "get" and self.started <= each[0] < self.ended]
-        assert all(seconds is not None for _, _, seconds in found), "a GET failed"
-        ordered = sorted(seconds for _, _, seconds in found if seconds is not None)
-        return {
-            **{f"p{each}": ordered[len(ordered) * each // 100] for each in (50, 99)},
-            "worst": ordered[-1],
-            "count": len(ordered),
-            "seconds": self.ended - self.started,
-        }
-
-
-async def start_poller(planes: Planes, token: str) -> asyncio.subprocess.Process:
-    arguments = [planes.url("quiet"), planes.ca_file, token, "/api/v1/namespaces/default/configmaps/kube-root-ca.crt"]
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.sides.poller", *arguments), stdin=PIPE, stdout=PIPE
-    )
+    def percentiles(self, samples: list[Sample]) -> dict[str, float]:
+        """Return p50, p99 and maximum of the requests of the period, in seconds and in seconds of CPU."""
+        found = [each for each in samples if self.started <= each[0] < self.ended]
+        result: dict[str, float] = {"count": len(found), "seconds": self.ended - self.started}
+        for column, name in ((1, ""), (2, "_cpu")):
+            ordered = sorted(each[column] for each in found)
+            result |= {f"p{each}{name}": ordered[len(ordered) * each // 100] for each in (50, 99)}
+            result[f"worst{name}"] = ordered[-1]
+        return result
 
 
 async def manage_planes(planes: Planes, source: PlaneEntry) -> None:
@@ -484,7 +476,7 @@ def steps(requests: str, rounds: str) -> dict[str, Any]:
                 for number, plane in itertools.product(range(int(rounds)), ("measured", "plain")):
                     url, count = planes.url(plane), int(requests)
                     for what, arguments in (
-                        ("get", {"url": f"{url}/api/v1/namespaces/default/configmaps/kube-root-ca.crt"}),
+                        ("get", {"url": url + CA_MAP}),
                         ("create", {"url": url, "prefix": f"r{number}"}),
                     ):
                         cpu = time.process_time()

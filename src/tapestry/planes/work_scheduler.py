@@ -41,7 +41,7 @@ class WorkScheduler:
         self._is_iteration_tracked = False
         self._contended_until = 0
         self.last: PlaneWork | None = None
-        """Plane of the last step."""
+        """Plane of the last step that was the first of its plane in a slice."""
         self.slice_end = 0
         """Time at which the current slice ends."""
 
@@ -49,21 +49,25 @@ class WorkScheduler:
         """Measure all tasks that are created from now on in the context of a plane."""
         self._loop.set_task_factory(create_task)
 
-    def switch(self, plane: "PlaneWork", now: int) -> None:
-        """Note that a step of another plane than that of the last step follows."""
-        if self.last is not None:
-            self._contended_until = now + CONTENTION_NS
-        self.last = plane
-
     def turn(self, plane: "PlaneWork", now: int) -> asyncio.Future[None] | None:
-        """Return what a step must wait for that comes after the end of the slice, or None if it runs at once."""
-        if not self._is_iteration_tracked:  # iterations in which less than a slice has passed are not of interest
-            self._track_iteration(now)
-            return None
+        """Return what a step must wait for, or None if it runs at once, as do those until `plane.runs_until`."""
+        if self.last is not plane:
+            if self.last is not None:
+                self._contended_until = now + CONTENTION_NS
+            self.last = plane
+        if now > self.slice_end or plane.waiting:
+            if self._is_iteration_tracked:
+                return self._late_turn(plane, now)
+            self._track_iteration(now)  # iterations in which less than a slice has passed are not of interest
+        plane.runs_until = self.slice_end
+        return None
+
+    def _late_turn(self, plane: "PlaneWork", now: int) -> asyncio.Future[None] | None:
         is_alone = now > self._contended_until and now < self.slice_end - SLICE_NS + LONG_SLICE_NS
         if plane.comes_first or (is_alone and not plane.waiting):
             return None
         plane.waits += 1
+        plane.runs_until = 0  # until none waits
         result = self._loop.create_future()
         self._queue.push(plane, result)
         return result
@@ -88,13 +92,15 @@ class WorkScheduler:
 class PlaneWork(Flow[asyncio.Future[None]]):
     """Work of one plane, or of the management API, which comes first."""
 
-    __slots__ = ("comes_first", "scheduler", "waits")
+    __slots__ = ("comes_first", "runs_until", "scheduler", "waits")
 
     def __init__(self, scheduler: WorkScheduler, plane_id: str, *, comes_first: bool = False) -> None:
         super().__init__({"plane": plane_id})
         self.scheduler, self.comes_first = scheduler, comes_first
         self.waits = 0
         """Number of steps that had to wait."""
+        self.runs_until = 0
+        """Time until which steps run at once."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """Run a coroutine as work of the plane. It may be awaited in any task, whose steps are measured once."""
@@ -127,16 +133,13 @@ async def run_measured(work: Work[T], plane: PlaneWork) -> T:
 @coroutine
 def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
     """Run a coroutine, each step of it when it is its turn, and measure its steps."""
-    scheduler, send = plane.scheduler, work.send
-    clock = scheduler.clock
+    send, clock = work.send, plane.scheduler.clock
     error: BaseException | None = None
     previous = CURRENT_METER.set(plane)
     while True:
         started = clock()
-        if scheduler.last is not plane:
-            scheduler.switch(plane, started)
-        if (started > scheduler.slice_end or plane.waiting) and error is None:
-            turn = scheduler.turn(plane, started)
+        if started > plane.runs_until and error is None:
+            turn = plane.scheduler.turn(plane, started)
             if turn is not None:
                 try:
                     yield from turn
@@ -144,23 +147,23 @@ def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
                     error = cancellation
                 started = clock()
         try:
-            if error is None:
-                waits_for = send(None)
-            else:
-                waits_for = work.throw(error)
-                error = None
+            waits_for = send(None) if error is None else work.throw(error)
         except StopIteration as end:
+            plane.loop_ns += clock() - started
+            plane.steps += 1
             CURRENT_METER.reset(previous)
             error = None
             result: T = end.value
             return result
         except BaseException:
-            error = None  # it refers to this frame
-            CURRENT_METER.reset(previous)
-            raise
-        finally:
             plane.loop_ns += clock() - started
             plane.steps += 1
+            CURRENT_METER.reset(previous)
+            error = None  # it refers to this frame
+            raise
+        plane.loop_ns += clock() - started
+        plane.steps += 1
+        error = None
         try:
             yield waits_for
         except BaseException as raised:  # noqa: BLE001  the coroutine gets it, even GeneratorExit
