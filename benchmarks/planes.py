@@ -33,7 +33,7 @@ class Scale:
     definitions: int = 1_000
     watches: int = 500
     idle_seconds: int = 30
-    rounds: int = 30
+    rounds: int = 200
     """Number of times that the same requests are sent."""
 
 
@@ -46,7 +46,7 @@ QUICK = Scale(
     definitions=100,
     watches=100,
     idle_seconds=5,
-    rounds=10,
+    rounds=50,
 )
 
 
@@ -122,7 +122,7 @@ def neighbour_rows(scale: Scale) -> Iterator[Row]:
 
 def step_rows(scale: Scale) -> Iterator[Row]:
     say("planes: CPU time of the measurement of steps")
-    found = fresh(f"{SIDE}:steps", 100, scale.rounds)
+    found = fresh(f"{SIDE}:steps", 20, scale.rounds)
     for what in ("get", "create"):
         measured, plain = found[f"{what}-measured"], found[f"{what}-plain"]
         detail = f"{measured * 1e6:.0f} and {plain * 1e6:.0f} us of CPU, load {os.getloadavg()[0]:.1f}"

@@ -97,6 +97,10 @@ class PlaneClient:
 
         self._running.append(asyncio.create_task(repeat()))
 
+    def close(self) -> None:
+        for each in self._running:
+            each.cancel()
+
     async def samples(self) -> list[Sample]:
         return self._samples
 
@@ -168,6 +172,7 @@ async def main(ca: str, token: str) -> None:
             started = time.monotonic()
             result = await run(**command)
             print(msgspec.json.encode({"result": result, "seconds": time.monotonic() - started}).decode(), flush=True)
+        client.close()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from tapestry.apiserver.core.requests import APISERVER_USER, Call
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.documents import document_cache
 from tapestry.client.client import Client
+from tapestry.client.metrics import RESOURCE_LABEL
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object
@@ -41,6 +42,7 @@ from tapestry.planes.idle_planes import IdlePlanes
 from tapestry.planes.open_plane import OpenPlane, open_plane
 from tapestry.planes.plane_copies import create_copied_plane
 from tapestry.planes.plane_listener import PlaneListener
+from tapestry.planes.plane_metrics import built_in_label
 from tapestry.planes.plane_names import PlaneNames
 from tapestry.planes.plane_set import PlaneEntry, PlaneSet, PlaneState
 from tapestry.planes.plane_tls import PlaneTls
@@ -65,6 +67,8 @@ KUBECTL_READS = (
 """Paths that kubectl reads, with the forms that it accepts."""
 DOCUMENT_IDLE_SECONDS = 2.0
 """Seconds after which documents are dropped here. It is a minute by default."""
+ANSWER_BYTES = 64 << 20
+"""Maximum size of the answer of a client."""
 CA_MAP = "/api/v1/namespaces/default/configmaps/kube-root-ca.crt"
 MANAGE_PAUSE = 0.2
 """Seconds between two planes that are created."""
@@ -130,7 +134,7 @@ async def running_planes() -> AsyncIterator[Planes]:
 async def client_process(planes: Planes, token: str) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
     """Start a client in a process of its own, and return a function that sends it commands."""
     command = [sys.executable, "-m", "benchmarks.sides.plane_client", planes.ca_file, token]
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=ANSWER_BYTES)
     assert process.stdin is not None
     assert process.stdout is not None
     requests, answers = process.stdin, process.stdout
@@ -490,6 +494,7 @@ def steps(requests: str, rounds: str) -> dict[str, Any]:
 @asynccontextmanager
 async def plain_plane(planes: Planes, isolation: ServerIsolation) -> AsyncIterator[OpenPlane]:
     """Open a plane whose tasks and requests do not belong to it."""
+    RESOURCE_LABEL.set(built_in_label)  # as in the context of a plane
     config = plane_server_config(planes.config, "plain", PlaneSpec())
     unscheduled = replace(isolation, scheduler=Unscheduled())
     with closing(ServerThreads.for_many_servers()) as threads:
