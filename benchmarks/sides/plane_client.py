@@ -39,8 +39,8 @@ While only one thread of the server can run at a time, its CPU time is what the 
 
 
 class PlaneClient:
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, session: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
+        self._session, self._group = session, group
         self._running: list[asyncio.Task[None]] = []
         self._samples: list[Sample] = []
 
@@ -83,7 +83,7 @@ class PlaneClient:
         """Open a watch, and read it from now on."""
         response = await self._session.get(url)
         assert response.status == 200, url
-        self._running.append(asyncio.create_task(drain(response)))
+        self._running.append(self._group.create_task(drain(response)))
 
     async def poll(self, url: str, pid: int) -> None:
         """Repeat a request from now on."""
@@ -95,7 +95,7 @@ class PlaneClient:
                 self._samples.append((started, time.monotonic() - started, cpu_seconds(pid) - cpu_started))
                 await asyncio.sleep(PAUSE)
 
-        self._running.append(asyncio.create_task(repeat()))
+        self._running.append(self._group.create_task(repeat()))
 
     def close(self) -> None:
         for each in self._running:
@@ -113,13 +113,14 @@ class PlaneClient:
                 await self.send("GET", f"{url}/api/v1/configmaps", accept=accept)
                 lists[form] += 1
 
-        listing = [asyncio.create_task(list_all(*each)) for each in (("json", "application/json"), ("table", TABLE))]
-        await asyncio.gather(
-            at_once(self.send("PATCH", **definition(url, number)) for number in range(definitions)),
-            at_once(self.watch(f"{url}/api/v1/configmaps?watch=1") for _ in range(watches)),
-        )
-        for each in listing:
-            each.cancel()
+        async with asyncio.TaskGroup() as group:
+            forms = ("json", "application/json"), ("table", TABLE)
+            listing = [group.create_task(list_all(*each)) for each in forms]
+            async with asyncio.TaskGroup() as work:
+                work.create_task(at_once(self.send("PATCH", **definition(url, each)) for each in range(definitions)))
+                work.create_task(at_once(self.watch(f"{url}/api/v1/configmaps?watch=1") for _ in range(watches)))
+            for each in listing:
+                each.cancel()
         return lists
 
 
@@ -135,7 +136,9 @@ async def at_once(work: Iterable[Awaitable[Any]]) -> None:
         for each in pending:
             await each
 
-    await asyncio.gather(*(run() for _ in range(CONCURRENCY)))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CONCURRENCY):
+            group.create_task(run())
 
 
 async def drain(response: aiohttp.ClientResponse) -> None:
@@ -164,8 +167,11 @@ async def main(ca: str, token: str) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=ca), limit=0)
     headers, timeout = {"Authorization": f"Bearer {token}"}, aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
-        client = PlaneClient(session)
+    async with (
+        aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session,
+        asyncio.TaskGroup() as group,
+    ):
+        client = PlaneClient(session, group)
         while line := await reader.readline():
             command = msgspec.json.decode(line)
             run: Callable[..., Awaitable[Any]] = getattr(client, command.pop("do"))

@@ -388,16 +388,14 @@ def neighbour(objects: str, definitions: str, watches: str, idle_seconds: str) -
                 await ask_quiet("poll", url=planes.url("quiet") + CA_MAP, pid=os.getpid())
                 idle = Phase(await_end=asyncio.sleep(float(idle_seconds)))
                 await idle.run()
-                manage = asyncio.create_task(manage_planes(planes, busy))
-                url = planes.url("busy")
-                work = ask("burden", url=url, definitions=int(definitions), watches=int(watches))
-                burdened = Phase(await_end=work)
-                watching = asyncio.create_task(blocks.watch())
-                await burdened.run()
-                watching.cancel()
-                manage.cancel()
-                done = await asyncio.gather(manage, return_exceptions=True)
-                assert isinstance(done[0], asyncio.CancelledError), done
+                async with asyncio.TaskGroup() as group:
+                    others = [group.create_task(each) for each in (manage_planes(planes, busy), blocks.watch())]
+                    url = planes.url("busy")
+                    work = ask("burden", url=url, definitions=int(definitions), watches=int(watches))
+                    burdened = Phase(await_end=work)
+                    await burdened.run()
+                    for each in others:
+                        each.cancel()
                 samples = (await ask_quiet("samples"))["result"]
             return {
                 "idle": idle.percentiles(samples),

@@ -23,9 +23,9 @@ from tapestry.process.work_meter import CURRENT_METER
 
 T = TypeVar("T")
 
-SLICE_NS, LONG_SLICE_NS = 4_000_000, 20_000_000
+SLICE_NS, LONG_SLICE_NS = 2_000_000, 20_000_000
 """Time in one iteration of the event loop after which steps wait, and the same while only one plane has work."""
-QUANTUM_NS = 2_000_000
+QUANTUM_NS = 1_000_000
 """Time that a plane may use in one round while others wait."""
 CONTENTION_NS = 100_000_000
 """Time for which a plane is expected to have more work after a step."""

@@ -7,13 +7,14 @@ does not answer would block the lookups of all parts.
 import asyncio
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 MAX_LOOKUPS = 4
 
-AddressInfos = list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]]
+AddressInfos = Sequence[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]]
 """Addresses as `socket.getaddrinfo` returns them."""
 
 

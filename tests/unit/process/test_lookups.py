@@ -18,13 +18,13 @@ class SilentNameServer:
     """Answers nothing for names that start with `silent` until it ends."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.names: list[str] = []
         self.end = threading.Event()
 
     def getaddrinfo(self, host: str, *arguments: object, flags: int = 0) -> object:
         if flags & socket.AI_NUMERICHOST:
             return lookup(host, *arguments, flags=flags)  # type: ignore[call-overload]
-        self.asked.append(host)
+        self.names.append(host)
         if host.startswith("silent"):
             self.end.wait(30)
         if host.startswith("unknown"):
@@ -45,7 +45,7 @@ async def test_silent_names_do_not_block_other_parts(name_server: SilentNameServ
     async with asyncio.timeout(20):
         tasks = [asyncio.create_task(silent.addresses(f"silent-{number}", 443)) for number in range(100)]
         assert await other.addresses("sound", 443) == ADDRESS
-    assert len(name_server.asked) <= MAX_LOOKUPS + 1
+    assert len(name_server.names) <= MAX_LOOKUPS + 1
     assert threading.active_count() < 50
     for each in tasks:
         each.cancel()
@@ -61,7 +61,7 @@ async def test_cancelled_lookup_counts_until_it_ends(name_server: SilentNameServ
             await task
     waiting = asyncio.create_task(lookups.addresses("sound", 443))
     await asyncio.sleep(0)
-    assert "sound" not in name_server.asked
+    assert "sound" not in name_server.names
     name_server.end.set()
     assert await waiting == ADDRESS
 
@@ -75,7 +75,7 @@ async def test_failed_lookup_raises_oserror() -> None:
 async def test_address_needs_no_thread(name_server: SilentNameServer) -> None:
     found = await Lookups().addresses("127.0.0.1", 80)
     assert [each[4] for each in found] == [("127.0.0.1", 80)]
-    assert name_server.asked == []
+    assert name_server.names == []
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b"])
