@@ -127,14 +127,15 @@ class AuditLog:
         path: str,
         *,
         capacity: int = 10_000,
-        max_buffered_bytes: int = MAX_BUFFERED_BYTES,
+        max_buffered_bytes: int | None = None,
         max_bytes: int = 0,
         backups: int = 0,
         writer: AuditWriter | None = None,
     ) -> None:
         """Open the log.  `capacity` is the maximum number of buffered records.  Without a writer, it has its own."""
         self._path = path
-        self._capacity, self._max_buffered_bytes = capacity, max_buffered_bytes
+        self._capacity = capacity
+        self._max_buffered_bytes = MAX_BUFFERED_BYTES if max_buffered_bytes is None else max_buffered_bytes
         self._max_bytes = max_bytes
         self._backups = backups
         self._buffered_bytes = 0
