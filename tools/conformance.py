@@ -4,11 +4,13 @@
     python tools/conformance.py controllers nodes --focus Job   tests of these classes with matching names
     python tools/conformance.py --beside                        all, and those that need more than a server also against
                                                                 Kubernetes with the same nodes: both counts
+    python tools/conformance.py --planes                        those that need a server, on one of 51 planes of a
+                                                                process; the others are busy
 
 There are three classes: tests that need a `server` and one Node object, tests that also need `controllers`, and tests
 that need `nodes`, with a scheduler and kubelets, but no running containers. tests/conformance/needs-*.txt list them.
 not-yet.txt lists tests that are known to fail: a run fails if any other test fails, or if one of these passes.
-conformance_clusters.py has the clusters that they run against.
+conformance_clusters.py and conformance_planes.py have the clusters that they run against.
 
 Each test is a process with a time limit. Several run at once, and the serial ones after all others.
 """
@@ -27,6 +29,7 @@ from functools import partial
 from pathlib import Path
 
 from conformance_clusters import TestCluster, cluster, kubernetes, server
+from conformance_planes import busy_process
 from kube_assets import assets_folder
 
 LISTS = Path(__file__).parent.parent / "tests" / "conformance"
@@ -118,8 +121,13 @@ def main() -> int:
         "--focus", default="", metavar="REGEX", help="run only tests with names that match this expression"
     )
     parser.add_argument("--beside", action="store_true", help="also run the tests against Kubernetes")
+    parser.add_argument("--planes", action="store_true", help="run the class server on a plane among busy planes")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="folder for logs and results")
     arguments = parser.parse_args()
+    if arguments.planes:
+        if arguments.beside or arguments.classes not in ([], ["server"]):
+            parser.error("--planes runs only the class server")
+        arguments.classes = ["server"]
     if unknown := set(arguments.classes) - set(NEEDS):
         parser.error(f"unknown class {', '.join(unknown)}; choose from {', '.join(NEEDS)}")
     assets = assets_folder(os.environ)
@@ -135,7 +143,8 @@ def main() -> int:
     report = arguments.report or Path(tempfile.mkdtemp(prefix="conformance-"))
     server_tests = classes.get("server", [])
     cluster_tests = [name for title, names in classes.items() if title != "server" for name in names]
-    ours = run(server_tests, server, assets, report / "server") if server_tests else {}
+    server_cluster = busy_process if arguments.planes else server
+    ours = run(server_tests, server_cluster, assets, report / "server") if server_tests else {}
     ours |= run(cluster_tests, cluster, assets, report / "cluster") if cluster_tests else {}
     theirs = run(cluster_tests, kubernetes, assets, report / "kubernetes") if cluster_tests and arguments.beside else {}
     code = exit_code_for(ours, names_in(LISTS / "not-yet.txt"))

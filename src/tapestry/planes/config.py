@@ -135,6 +135,7 @@ def plane_server_config(config: PlanesConfig, plane_id: str, spec: PlaneSpec) ->
     """Return the configuration of the API server of a plane. Raises ValueError for invalid limits."""
     own = structs.replace(
         plane_storage_config(config, plane_id, spec.backend),
+        secure_address=config.address,
         controllers=list(spec.controllers),
         audit_log_path=str(config.planes_folder / plane_id / "audit.log"),
         egress=Egress(allowed_cidrs=config.egress_allowed_cidrs, denied_cidrs=config.egress_denied_cidrs),

@@ -9,14 +9,20 @@ from functools import partial
 from pathlib import Path
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
-from tapestry.apiserver.assembly import OpenServer, ServerIsolation, ServerThreads, open_server
+from tapestry.apiserver.assembly import OpenServer, ServerIsolation, ServerThreads, open_server, service_range
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
 from tapestry.apiserver.core.requests import User
+from tapestry.apiserver.kubernetes_service import publish_service
 from tapestry.controller import Manager
 from tapestry.controlplane.app import control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.kube.errors import KubeError
 from tapestry.planes.plane_data import PlaneHold, restore_keys, update_keys
+from tapestry.process.addresses import parse_address
+from tapestry.process.logs import logger
+
+log = logger(__name__)
 
 
 @dataclass(eq=False)
@@ -73,6 +79,7 @@ async def open_plane(
         open_server(config, threads, now, fence=fence, isolation=isolation, change_keys=change_keys) as opened,
         asyncio.TaskGroup() as group,
     ):
+        await publish_address(plane_id, opened)
         manager = control_plane_manager(opened.request_handler, opened.ca_bundle, config.controllers, authority)
         controllers = group.create_task(manager.run(), name=f"controllers-{plane_id}")
         try:
@@ -81,3 +88,14 @@ async def open_plane(
             manager.stop()
             await asyncio.wait([controllers])
             await opened.finish()
+
+
+async def publish_address(plane_id: str, opened: OpenServer) -> None:
+    """Create the Service `kubernetes` with the address of the listener. A tenant whose webhooks reject it has none."""
+    address = parse_address(opened.config.secure_address)
+    if address is None or not address.port:
+        return
+    try:
+        await publish_service(opened.server, service_range(opened.config), address.host, address.port)
+    except KubeError as error:
+        log.warning("Service of the plane not published", plane=plane_id, error=str(error))

@@ -18,7 +18,7 @@ from tapestry.client.watch import Synced, Watch, wait_for
 from tapestry.controlplane.app import OPTIONAL_CONTROLLERS
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object
-from tapestry.kube.resources import CRDS, PODS, SERVICE_ACCOUNTS, Resource
+from tapestry.kube.resources import CRDS, ENDPOINTS, PODS, RESOURCE_QUOTAS, SERVICE_ACCOUNTS, SERVICES, Resource
 from tapestry.planes.open_plane import OpenPlane, open_plane
 
 WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
@@ -93,3 +93,27 @@ async def test_idle_plane_has_few_tasks(tmp_path: Path) -> None:
         async with open_plane("a", config, threads) as plane:
             await use(plane)
             assert len(asyncio.all_tasks()) - before < 40
+
+
+async def test_plane_publishes_the_address_of_its_listener(tmp_path: Path) -> None:
+    config = ApiServerConfig(file_rootpath=str(tmp_path), secure_address="203.0.113.7:6444")
+    with closing(ServerThreads()) as threads:
+        async with open_plane("a", config, threads) as plane:
+            client = Client(InProcessTransport(plane.opened.request_handler, APISERVER_USER))
+            service = await client.get(SERVICES, "kubernetes", "default")
+            (subset,) = (await client.get(ENDPOINTS, "kubernetes", "default"))["subsets"]
+    assert service["spec"]["ports"][0]["targetPort"] == 6444
+    assert (subset["addresses"][0]["ip"], subset["ports"][0]["port"]) == ("203.0.113.7", 6444)
+
+
+async def test_plane_opens_although_its_tenant_rejects_the_service(tmp_path: Path) -> None:
+    config = ApiServerConfig(file_rootpath=str(tmp_path))
+    with closing(ServerThreads()) as threads:
+        async with open_plane("a", config, threads) as plane:
+            client = Client(InProcessTransport(plane.opened.request_handler, APISERVER_USER))
+            quota = {"metadata": {"name": "none", "namespace": "default"}, "spec": {"hard": {"count/services": "0"}}}
+            await client.create(RESOURCE_QUOTAS, quota)
+            await client.delete(SERVICES, await client.get(SERVICES, "kubernetes", "default"))
+        async with open_plane("a", config, threads) as plane:
+            client = Client(InProcessTransport(plane.opened.request_handler, APISERVER_USER))
+            assert await client.find(SERVICES, "kubernetes", "default") is None
