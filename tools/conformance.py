@@ -64,7 +64,8 @@ def outcome(name: str, config: Path, assets: Path, report: Path) -> str:
     """Run one test and return its status. Its log is in a folder of the same name."""
     folder = report / re.sub(r"\W+", "-", name.removesuffix("[Conformance]"))[-100:].strip("-")
     folder.mkdir()
-    command = [assets / "e2e.test", "--kubeconfig", config, "--kubectl-path", assets / "kubectl", "--provider=local"]
+    kubectl = next(each for each in (report / "kubectl", assets / "kubectl") if each.exists())
+    command = [assets / "e2e.test", "--kubeconfig", config, "--kubectl-path", kubectl, "--provider=local"]
     command += ["--allowed-not-ready-nodes=-1", "--disable-log-dump", "--report-dir", folder]
     command += ["--ginkgo.no-color", "--ginkgo.v", "--ginkgo.focus", f"{re.escape(name)}$"]
     started = time.monotonic()

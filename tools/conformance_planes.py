@@ -1,6 +1,6 @@
 """A plane for conformance tests, among busy planes of the same process.
 
-Each busy plane gets two writes a second from one client, and another one follows them with an informer.
+The path of its URL selects the plane, because e2e.test ignores `tls-server-name`. Each busy plane gets two writes a second from one client, and another one follows them with an informer.
 """
 
 import asyncio
@@ -41,8 +41,16 @@ def busy_process(folder: Path, assets: Path) -> Iterator[Path]:
     with running([TAPESTRY, "planes", "run", "--data", data, "--bind-address", address], log, environment) as process:
         wait_for_log(process, log, "planes process started")
         tested, *busy = asyncio.run(created_planes(data / "kubeconfig", folder))
+        write_kubectl(folder / "kubectl", assets)
         with load_on(busy), node_alive([assets / "kubectl", "--kubeconfig", tested]):
             yield tested
+
+
+def write_kubectl(script: Path, assets: Path) -> None:
+    """Write a kubectl whose proxy keeps the path of the server's URL, which kubectl does only on request."""
+    option = 'case " $* " in *" proxy "*) set -- "$@" --append-server-path ;; esac'
+    script.write_text(f'#!/bin/sh\n{option}\nexec {assets / "kubectl"} "$@"\n')
+    script.chmod(0o700)
 
 
 async def created_planes(management: Path, folder: Path) -> list[Path]:
@@ -54,7 +62,7 @@ async def created_planes(management: Path, folder: Path) -> list[Path]:
 async def created_plane(management: Client, name: str, folder: Path) -> Path:
     await management.create(PLANES, object_named(name) | {"spec": {}})
     await wait_for(management, PLANES, name, until=is_open, timeout=OPEN_SECONDS)
-    body = msgspec.json.encode({"seconds": 24 * 3600, "byPath": True})  # e2e.test ignores tls-server-name
+    body = msgspec.json.encode({"seconds": 24 * 3600, "byPath": True})
     response = await management.transport.send(Request("POST", f"/apiext/v1/planes/{name}/kubeconfig", {}, body))
     if response.status != 200:
         raise SystemExit(f"no kubeconfig of {name}: {response.body.decode()}")

@@ -1,4 +1,4 @@
-"""`tapestry apiserver` as a process that can be stopped, killed and restarted on its data."""
+"""`tapestry apiserver` and `tapestry planes run` as processes that can be stopped, killed and restarted on their data."""
 
 import base64
 import json
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -18,14 +19,16 @@ from tapestry.local.kubernetes import free_ports
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 
 
-class OwnServer:
-    """Our API server over TLS, at the same address after each start.  `kubeconfig` is that of the administrator."""
+class ServerProcess:
+    """A server with a data folder, at the same address after each start.  It logs `started` when it serves."""
+
+    started = ""
 
     def __init__(self, folder: Path, *flags: str, address: str = "127.0.0.1", **settings: str) -> None:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
+        """Kubeconfig of the administrator."""
         self.log = folder / "log"
-        self.token = secrets.token_urlsafe(32)
         self.url = f"https://{address}:{free_ports(1)[0]}"
         self.ready_seconds = 0.0
         self._flags = flags
@@ -39,53 +42,37 @@ class OwnServer:
         return self._process.pid
 
     @property
-    def ca(self) -> Path:
-        return self.folder / "pki" / "ca.crt"
+    def address(self) -> str:
+        return self.url.removeprefix("https://")
+
+    def command(self) -> Sequence[str | Path]:
+        """Return the command of the server.  The data folder exists."""
+        raise NotImplementedError
 
     def start(self) -> None:
         """Start the server and wait until it serves.  Sets `ready_seconds`."""
         self.folder.mkdir(exist_ok=True, mode=0o700)
-        tokens = self.folder / "tokens.csv"
-        tokens.touch(mode=0o600)
-        tokens.write_text(f'{self.token},admin,admin,"system:masters"\n')
-        command = [TAPESTRY, "apiserver", "--file-rootpath", self.folder, "--token-auth-file", tokens]
-        command += ["--bind-address", self.url.removeprefix("https://"), *self._flags]
-        certificate, key = CertificateAuthority(self.ca.parent).client_certificate(
-            "apiserver-kubelet-client", ["system:masters"]
-        )
-        command += ["--kubelet-client-certificate", certificate, "--kubelet-client-key", key]
+        command = self.command()
         log_size = self.log.stat().st_size if self.log.exists() else 0
         begun = time.monotonic()
         with self.log.open("ab") as log:
             environ = {**os.environ, "NO_COLOR": "1", **self._environ}
-            self._process = subprocess.Popen(list(map(str, command)), stderr=log, env=environ)
+            self._process = subprocess.Popen(
+                list(map(str, command)), stdout=subprocess.DEVNULL, stderr=log, env=environ
+            )
         while not self._serves(log_size):
             if self._process.poll() is not None or time.monotonic() - begun > 30:
                 self.kill()
                 raise RuntimeError(f"the server does not serve; the end of its log:\n{self.log.read_text()[-2000:]}")
             self._ticks.wait(0.01)
         self.ready_seconds = time.monotonic() - begun
-        self._write_kubeconfig()
 
     def _serves(self, log_size: int) -> bool:
         with self.log.open("rb") as log:
             log.seek(log_size)
             return any(
-                b'"API server started"' in line and json.loads(line)["message"] == "API server started" for line in log
+                f'"{self.started}"'.encode() in line and json.loads(line)["message"] == self.started for line in log
             )
-
-    def _write_kubeconfig(self) -> None:
-        authority = base64.b64encode(self.ca.read_bytes()).decode()
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "own",
-            "clusters": [{"name": "own", "cluster": {"server": self.url, "certificate-authority-data": authority}}],
-            "users": [{"name": "admin", "user": {"token": self.token}}],
-            "contexts": [{"name": "own", "context": {"cluster": "own", "user": "admin"}}],
-        }
-        self.kubeconfig.touch(mode=0o600)
-        self.kubeconfig.write_text(json.dumps(content))
 
     def stop(self) -> None:
         """Terminate the server, even if it is paused, and check that it exits."""
@@ -122,3 +109,53 @@ class OwnServer:
                 self.stop()
         finally:
             self.kill()
+
+
+class OwnServer(ServerProcess):
+    """Our API server over TLS."""
+
+    started = "API server started"
+
+    def __init__(self, folder: Path, *flags: str, address: str = "127.0.0.1", **settings: str) -> None:
+        super().__init__(folder, *flags, address=address, **settings)
+        self.token = secrets.token_urlsafe(32)
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "pki" / "ca.crt"
+
+    def command(self) -> Sequence[str | Path]:
+        tokens = self.folder / "tokens.csv"
+        tokens.touch(mode=0o600)
+        tokens.write_text(f'{self.token},admin,admin,"system:masters"\n')
+        certificate, key = CertificateAuthority(self.ca.parent).client_certificate(
+            "apiserver-kubelet-client", ["system:masters"]
+        )
+        return [
+            *(TAPESTRY, "apiserver", "--file-rootpath", self.folder, "--token-auth-file", tokens),
+            *("--bind-address", self.address, *self._flags),
+            *("--kubelet-client-certificate", certificate, "--kubelet-client-key", key),
+        ]
+
+    def start(self) -> None:
+        super().start()
+        authority = base64.b64encode(self.ca.read_bytes()).decode()
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "own",
+            "clusters": [{"name": "own", "cluster": {"server": self.url, "certificate-authority-data": authority}}],
+            "users": [{"name": "admin", "user": {"token": self.token}}],
+            "contexts": [{"name": "own", "context": {"cluster": "own", "user": "admin"}}],
+        }
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(json.dumps(content))
+
+
+class PlanesProcess(ServerProcess):
+    """A process of planes.  `kubeconfig` is that of the management API."""
+
+    started = "planes process started"
+
+    def command(self) -> Sequence[str | Path]:
+        return [TAPESTRY, "planes", "run", "--data", self.folder, "--bind-address", self.address, *self._flags]
