@@ -1,6 +1,7 @@
 """A plane for conformance tests, among busy planes of the same process.
 
-The path of its URL selects the plane, because e2e.test ignores `tls-server-name`. Each busy plane gets two writes a second from one client, and another one follows them with an informer.
+The path of its URL selects the plane, because e2e.test ignores `tls-server-name`. Each busy plane gets two writes a
+second from one client, and another one follows them with an informer.
 """
 
 import asyncio
@@ -12,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from conformance_clusters import TAPESTRY, node_alive, private, running, wait_for_log
 
+from conformance_clusters import TAPESTRY, node_alive, private, running, wait_for_log
 from tapestry.apis.planes import PLANES
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
@@ -28,8 +29,8 @@ from tapestry.local.kubernetes import free_ports
 BUSY_PLANES = 50
 WRITE_SECONDS = 0.5
 OPEN_SECONDS = 60.0
-KEPT_OBJECTS = 100
-"""Objects of a busy plane. Its writes create and delete further ones."""
+OBJECTS = 100
+"""Objects of a busy plane, after its first writes."""
 
 
 @contextlib.contextmanager
@@ -120,8 +121,8 @@ class Load:
                 await writer.create(CONFIGMAPS, object_named(f"load-{number}", "default"))
                 await asyncio.sleep(WRITE_SECONDS)
                 self.writes += 1
-                if number >= KEPT_OBJECTS:
-                    oldest = await writer.get(CONFIGMAPS, f"load-{number - KEPT_OBJECTS}", "default")
+                if number >= OBJECTS:
+                    oldest = await writer.get(CONFIGMAPS, f"load-{number - OBJECTS}", "default")
                     await writer.delete(CONFIGMAPS, oldest)
                     await asyncio.sleep(WRITE_SECONDS)
                     self.writes += 1

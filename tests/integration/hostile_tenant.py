@@ -14,7 +14,7 @@ import aiohttp
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.unit.planes.listening_planes import MAPS, Files, HttpResponse, TlsClient
+from tests.unit.planes.listening_planes import Files, HttpResponse, TlsClient
 
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apiserver.access.certificates import CertificateAuthority
@@ -39,7 +39,7 @@ Calls = list[str]
 
 @dataclass
 class HostileTenant:
-    """What the cluster-admin of plane A knows and has: more than a real one, who cannot know the ids of other planes."""
+    """What the cluster-admin of plane A has, and more than a real one knows: the ids of the other planes."""
 
     process: PlanesProcess
     ids: dict[str, str]
@@ -66,7 +66,13 @@ class HostileTenant:
     def values(self) -> dict[str, str]:
         """Values for the placeholders in the requests of attempts."""
         _, _, own_port = self.process.address.rpartition(":")
-        return {**self.ids, "port": str(self.port), "own_port": own_port, "token": self.token}
+        return {
+            **self.ids,
+            "b-in-capitals": self.ids["b"].upper(),
+            "port": str(self.port),
+            "own_port": own_port,
+            "token": self.token,
+        }
 
     def format(self, text: str) -> str:
         for name, value in self.values.items():
@@ -185,9 +191,7 @@ async def hostile_tenant(folder: Path) -> AsyncIterator[HostileTenant]:
         await stack.enter_async_context(session)
         authority = CertificateAuthority(process.folder / "planes" / ids["a"] / "pki")
         certificate = authority.client_certificate("admin", ["system:masters"])
-        tenant = HostileTenant(
-            *(process, ids, token, certificate, management, *clients, session, port, calls, folder)
-        )
+        tenant = HostileTenant(*(process, ids, token, certificate, management, *clients, session, port, calls, folder))
         tenant.signed = await signed_certificate(tenant)
         for id in ids.values():
             await tenant.connect(f"{id}.{DOMAIN}")  # the first handshake creates the serving certificate
@@ -290,6 +294,3 @@ async def state_of_neighbour(tenant: HostileTenant) -> dict[str, Any]:
         for each in await tenant.management.list(PLANES)
     ]
     return {**objects, "planes": records, "pid": tenant.process.pid}
-
-
-__all__ = ["MAPS", "SECRET", "HostileTenant", "hostile_tenant"]

@@ -1,12 +1,14 @@
 """Planes of a process, created through its management API, with kubeconfigs of their administrators."""
 
 import asyncio
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tapestry.apis.planes import PLANES
+from tapestry.apiserver.access.certificates import write_private_file
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
@@ -15,6 +17,14 @@ from tapestry.client.watch import wait_for
 from tapestry.kube.objects import Object, object_named, value_at
 
 OPEN_SECONDS = 60.0
+T = TypeVar("T")
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of coroutines that run at the same time."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(each) for each in coroutines]
+    return [each.result() for each in tasks]
 
 
 def client_of(kubeconfig: Path) -> Client:
@@ -39,7 +49,7 @@ async def created_plane(management: Client, name: str, **spec: Any) -> Object:
 
 
 async def created_planes(management: Client, names: list[str], **spec: Any) -> list[Object]:
-    return list(await asyncio.gather(*(created_plane(management, name, **spec) for name in names)))
+    return await together(created_plane(management, name, **spec) for name in names)
 
 
 async def plane_kubeconfig(management: Client, name: str, file: Path, **arguments: Any) -> Path:
@@ -47,6 +57,5 @@ async def plane_kubeconfig(management: Client, name: str, file: Path, **argument
     body = msgspec.json.encode(arguments)
     response = await management.transport.send(Request("POST", f"/apiext/v1/planes/{name}/kubeconfig", {}, body))
     assert response.status == 200, response.body
-    file.touch(mode=0o600)
-    file.write_text(msgspec.json.decode(response.body)["kubeconfig"])
+    write_private_file(file, msgspec.json.decode(response.body)["kubeconfig"].encode())
     return file

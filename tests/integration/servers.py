@@ -1,4 +1,4 @@
-"""`tapestry apiserver` and `tapestry planes run` as processes that can be stopped, killed and restarted on their data."""
+"""`tapestry apiserver` and `tapestry planes run` as processes that can be stopped, and restarted on their data."""
 
 import base64
 import json

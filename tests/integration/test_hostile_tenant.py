@@ -12,26 +12,54 @@ import json
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, closing, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import pytest
-from tests.unit.planes.listening_planes import MAPS, HttpResponse
+import aiohttp
+from tests.unit.planes.listening_planes import MAPS, WHOAMI
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
-from tapestry.kube.resources import CONFIGMAPS as MAPS_OF_B
+from tapestry.kube.errors import KubeError
+from tapestry.kube.objects import object_named
+from tapestry.kube.resources import CONFIGMAPS
 
+from .hostile_addresses import (
+    LOCAL_HOSTS,
+    api_service_to_loopback,
+    conversion_to_loopback,
+    node_at,
+    pod_at,
+    service_at,
+    webhook_to,
+    webhook_to_service,
+)
+from .hostile_requests import (
+    CRDS,
+    CREDENTIALS,
+    EXECUTORS,
+    FILES,
+    FORBIDDEN,
+    NAME_OF_A,
+    NAME_OF_B,
+    NAME_OF_MANAGEMENT,
+    NAMES,
+    PAGES,
+    PATHS,
+    PLANE_RECORDS,
+    SMUGGLED,
+    UNAUTHORIZED,
+    UNKNOWN,
+    Act,
+    check_refused,
+    smuggled,
+)
 from .hostile_tenant import (
     CANARY,
     DOMAIN,
     LIMITS,
-    MERGE_PATCH,
-    REASON,
     SECRET,
-    SIGNING_REQUESTS,
     TIMEOUT,
     HostileTenant,
     definition,
@@ -41,388 +69,10 @@ from .hostile_tenant import (
     tls_context,
     unchanged_files,
 )
+from .plane_clients import together
 
-PLANE_RECORDS = "/apis/tapestry.io/v1alpha1/planes"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
-PODS, SERVICES = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/services"
-WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+REFUSALS_MISSING = (AssertionError, OSError, EOFError, KubeError, aiohttp.ClientError)
 TOKENS = "/api/v1/namespaces/default/serviceaccounts/default/token"
-UNKNOWN = "aaaaaaaaaaaaaaaa"
-NAME_OF_A, NAME_OF_B = f"<a>.{DOMAIN}", f"<b>.{DOMAIN}"
-NAME_OF_MANAGEMENT = f"management.{DOMAIN}"
-UNAUTHORIZED, FORBIDDEN, MISSING, MISDIRECTED = (401,), (401, 403), (404,), (421,)
-NO_SUCH_PATH = (400, 401, 403, 404, 421)
-Act = Callable[[HostileTenant], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A request that must be refused with one of the statuses."""
-
-    name: str
-    statuses: tuple[int, ...]
-    target: str
-    method: str = "GET"
-    body: Any = None
-    server_name: str = ""
-    """Name in the TLS handshake; the default selects no plane."""
-    host: str = "localhost"
-    credentials: str = "token"
-    """`token` or `certificate` of a member of system:masters in A, `signed` by a request in A, or `none`."""
-    headers: dict[str, str] = field(default_factory=dict)
-
-    async def act(self, tenant: HostileTenant) -> None:
-        response = await tenant.request(
-            *(self.method, self.target, self.body),
-            server_name=self.server_name,
-            credentials=self.credentials,
-            host=self.host,
-            headers=self.headers,
-        )
-        check_refused(response, self.statuses)
-
-
-def check_refused(response: HttpResponse, statuses: tuple[int, ...]) -> None:
-    assert response.status in statuses, f"{response.status}, expected {statuses}: {response.body[:300]!r}"
-    for secret in (CANARY, REASON):
-        assert secret not in response.body.decode(errors="replace"), response.body[:300]
-
-
-# -- names of planes
-
-NAMES = [
-    Attempt("server name of A, Host of B", MISDIRECTED, SECRET, server_name=NAME_OF_A, host=NAME_OF_B),
-    Attempt("server name of A, Host of B and a port", MISDIRECTED, SECRET, server_name=NAME_OF_A, host=f"{NAME_OF_B}:1"),
-    Attempt("server name of A, path of B", MISDIRECTED, f"/planes/<b>{SECRET}", server_name=NAME_OF_A),
-    Attempt("server name of A with its certificate, path of B", MISDIRECTED, f"/planes/<b>{SECRET}",
-            server_name=NAME_OF_A, credentials="certificate"),
-    Attempt("server name of A, path of the management API", MISDIRECTED, f"/planes/management{PLANE_RECORDS}",
-            server_name=NAME_OF_A),
-    Attempt("server name of A, Host of the management API", MISDIRECTED, PLANE_RECORDS, server_name=NAME_OF_A,
-            host=NAME_OF_MANAGEMENT),
-    Attempt("server name of B, Host of A", MISDIRECTED, SECRET, server_name=NAME_OF_B, host=NAME_OF_A),
-    Attempt("server name of B, path of A", MISDIRECTED, f"/planes/<a>{SECRET}", server_name=NAME_OF_B),
-    Attempt("server name of an unknown plane, path of B", MISDIRECTED, f"/planes/<b>{SECRET}",
-            server_name=f"{UNKNOWN}.{DOMAIN}"),
-    Attempt("server name in capitals", UNAUTHORIZED, SECRET, server_name=f"<B>.{DOMAIN}".upper()),
-    Attempt("server name below that of B", MISSING, SECRET, server_name=f"x.{NAME_OF_B}"),
-    Attempt("server name of the domain", MISSING, SECRET, server_name=DOMAIN),
-    Attempt("Host of B without a server name", MISDIRECTED, SECRET, host=NAME_OF_B),
-    Attempt("Host of B with a dot, path of A", MISDIRECTED, f"/planes/<a>{SECRET}", host=f"{NAME_OF_B}."),
-    Attempt("headers of proxies that name B", MISSING, SECRET, server_name=NAME_OF_A, headers={
-        "X-Forwarded-Host": NAME_OF_B, "X-Forwarded-Prefix": "/planes/<b>", "Forwarded": f"host={NAME_OF_B}",
-        "X-Original-URL": f"/planes/<b>{SECRET}", "X-Rewrite-URL": f"/planes/<b>{SECRET}"}),
-]  # fmt: skip
-
-HOSTILE_PATHS = (
-    *("/planes/<a>/../<b>", "/planes/<a>/%2e%2e/<b>", "/planes/<a>/%252e%252e/<b>", "/planes/<a>/..%2f<b>"),
-    *("/planes/<a>%2f..%2f<b>", "/planes/<a>%252f..%252f<b>", "/planes/<a>/..;/<b>", "/planes/<a>;/../<b>"),
-    *("/planes/<a>/..\\<b>", "/planes/<a>/%5c..%5c<b>", "/planes/<a>//<b>", "/planes/<a>//planes/<b>"),
-    *("//planes/<b>", "/planes//<b>", "/./planes/<b>", "/planes/./<b>", "/planes/<a>/./../<b>", "/%70lanes/<b>"),
-    *("/planes/<a>/planes/<b>", "/planes/<a>/../../planes/<b>", "/planes/<a>?/../<b>", "/planes/<a>%00/../<b>"),
-    *("/planes/<a>/api/v1/../../../<b>", "/planes/<a>/openapi/v3/../../../<b>", "/PLANES/<b>", "/planes/<a>%20/../<b>"),
-)
-PATHS = [
-    *(Attempt(f"path {path}", NO_SUCH_PATH, path + SECRET) for path in HOSTILE_PATHS),
-    *(
-        Attempt(f"path {path} with the server name of A", NO_SUCH_PATH, path + SECRET, server_name=NAME_OF_A)
-        for path in HOSTILE_PATHS[:4]
-    ),
-    Attempt("absolute form of B on a connection of A", NO_SUCH_PATH, f"https://{NAME_OF_B}{SECRET}",
-            server_name=NAME_OF_A, credentials="certificate"),
-    Attempt("absolute form with the path of B", NO_SUCH_PATH, f"https://localhost/planes/<b>{SECRET}"),
-    Attempt("absolute form of another machine", NO_SUCH_PATH, "http://169.254.169.254/latest/meta-data"),
-    Attempt("CONNECT to this machine", (400, 405), "127.0.0.1:<port>", method="CONNECT"),
-    Attempt("OPTIONS *", (400, 405), "*", method="OPTIONS"),
-    Attempt("list of planes", MISSING, "/planes/"),
-]  # fmt: skip
-
-
-# -- credentials of A at B and at the management API
-
-EXECUTORS = ("system:apiserver", "system:kube-controller-manager", "system:bootstrap", "kubernetes-admin")
-IMPERSONATION = {"Impersonate-User": "admin", "Impersonate-Group": "system:masters"}
-FRONT_PROXY = {"X-Remote-User": "admin", "X-Remote-Group": "system:masters", "X-Remote-Extra-Scopes": "all"}
-PEER_CERTIFICATE = {"X-SSL-Client-CN": "admin", "X-Forwarded-Client-Cert": "Subject=\"CN=admin,O=system:masters\"",
-                    "SSL-Client-Verify": "SUCCESS", "X-Forwarded-User": "admin"}  # fmt: skip
-
-
-def at_others(name: str, target: str = SECRET, **options: Any) -> list[Attempt]:
-    """Return attempts at B and the management API, by path and by server name."""
-    result = []
-    for where, id in (("B", "<b>"), ("the management API", "management"), ("a sleeping plane", "<asleep>")):
-        path = PLANE_RECORDS if id == "management" else target
-        result += [
-            Attempt(f"{name} at {where} by path", FORBIDDEN, f"/planes/{id}{path}", **options),
-            Attempt(f"{name} at {where} by name", FORBIDDEN, path, server_name=f"{id}.{DOMAIN}", **options),
-        ]
-    return result
-
-
-CREDENTIALS = [
-    *at_others("token of A"),
-    *at_others("certificate of A", credentials="certificate"),
-    *at_others("certificate that A signed", credentials="signed"),
-    *at_others("token of A and impersonation", headers=IMPERSONATION),
-    *at_others("certificate of A and headers of a front proxy", credentials="certificate", headers=FRONT_PROXY),
-    *at_others("headers of a TLS proxy", credentials="none", headers=PEER_CERTIFICATE),
-    Attempt("certificate of A at A by path", FORBIDDEN, f"/planes/<a>{SECRET}", credentials="certificate"),
-    Attempt("certificate of A at the process", MISSING, SECRET, credentials="certificate"),
-    Attempt("token of A in the query", FORBIDDEN, f"/planes/<b>{SECRET}?access_token=<token>", credentials="none"),
-    Attempt("password", FORBIDDEN, f"/planes/<b>{SECRET}", credentials="none",
-            headers={"Authorization": "Basic YWRtaW46YWRtaW4="}),
-    Attempt("token of A as a WebSocket protocol", FORBIDDEN, f"/planes/<b>{SECRET}", credentials="none", headers={
-        "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-        "Sec-WebSocket-Protocol": "base64url.bearer.authorization.k8s.io.<token>, base64.binary.k8s.io"}),
-    *(Attempt(f"impersonation of {user} reads records", MISSING, f"/planes/<a>{PLANE_RECORDS}",
-              headers={"Impersonate-User": user, "Impersonate-Group": "system:masters"}) for user in EXECUTORS),
-    Attempt("kubeconfig of B at the management API", FORBIDDEN, "/planes/management/apiext/v1/planes/b/kubeconfig",
-            method="POST", body={}),
-    Attempt("kubeconfig of B at A", MISSING, "/planes/<a>/apiext/v1/planes/b/kubeconfig", method="POST", body={}),
-    Attempt("delete of the own record", FORBIDDEN, f"/planes/management{PLANE_RECORDS}/a", method="DELETE"),
-    Attempt("delete of the record of B", FORBIDDEN, f"/planes/management{PLANE_RECORDS}/b", method="DELETE"),
-    Attempt("patch of the own limits", FORBIDDEN, f"/planes/management{PLANE_RECORDS}/a", method="PATCH",
-            body={"spec": {"limits": {"objects": 0}}}, headers={"Content-Type": MERGE_PATCH}),
-    Attempt("suspension of B", FORBIDDEN, f"/planes/management{PLANE_RECORDS}/b", method="PATCH",
-            body={"spec": {"state": "Suspended"}}, headers={"Content-Type": MERGE_PATCH}),
-    Attempt("copy of B", FORBIDDEN, f"/planes/management{PLANE_RECORDS}", method="POST",
-            body={"metadata": {"name": "stolen"}, "spec": {"copyOf": "b"}}),
-    Attempt("Lease of the process", FORBIDDEN,
-            "/planes/management/apis/coordination.k8s.io/v1/namespaces/tapestry-system/leases"),
-    Attempt("secrets of the management API", FORBIDDEN, "/planes/management/api/v1/secrets"),
-    Attempt("plain REST API of the management API", FORBIDDEN, "/planes/management/apiext/v1/planes"),
-    Attempt("plain REST API without a plane", MISSING, "/apiext/v1/planes"),
-    Attempt("plain REST API at A", MISSING, "/planes/<a>/apiext/v1/planes"),
-]  # fmt: skip
-
-
-# -- pages of the process
-
-PROCESS_PAGES = ("/metrics", "/debug/pprof/", "/debug/flags/v", "/logs/", "/configz", "/healthz?verbose", "/readyz?verbose",
-                 "/livez", "/version", "/openapi/v2", "/.well-known/openid-configuration", "/")  # fmt: skip
-PAGES = [
-    *(Attempt(f"{page} of the process", MISSING, page) for page in PROCESS_PAGES),
-    *(
-        Attempt(f"{page} of the management API", FORBIDDEN, f"/planes/management{page}")
-        for page in ("/metrics", "/debug/pprof/", "/logs/", "/configz", "/healthz?verbose", "/readyz?verbose")
-    ),
-    *(
-        Attempt(f"{page} in A", MISSING, f"/planes/<a>{page}")
-        for page in ("/debug/pprof/", "/debug/pprof/heap", "/logs/", "/logs/../planes.log", "/configz", "/flagz", "/statusz")
-    ),
-    *(
-        Attempt(f"documents of B in A: {path}", MISSING, f"/planes/<a>{path}")
-        for path in (f"/apis/{CANARY}.example.com", f"/openapi/v3/apis/{CANARY}.example.com/v1",
-                     f"/api/v1/namespaces/{CANARY}", "/api/v1/namespaces/default/events/canary", SECRET)
-    ),
-]  # fmt: skip
-
-
-# -- names as paths of files
-
-CONTINUE = base64.urlsafe_b64encode(b'{"v":"meta.k8s.io/v1","rv":1,"start":"../../planes/b/secrets"}').decode()
-INVALID, NO_OBJECT = (400, 422), (301, 400, 404, 405)
-STOLEN_NAMES = ("../../planes/b/tapestry.db", "/etc/passwd", "..", ".", "a/../b", "a\u0000b", "%2e%2e%2fb", "con\\..\\b")
-FILES = [
-    *(Attempt(f"ConfigMap {name!r}", INVALID, f"/planes/<a>{MAPS}", method="POST", body={"metadata": {"name": name}})
-      for name in STOLEN_NAMES),
-    *(Attempt(f"GET of the ConfigMap {name}", NO_OBJECT, f"/planes/<a>{MAPS}/{name}")
-      for name in ("%2e%2e%2f%2e%2e%2ftapestry.db", "..%2f..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "a%00b")),
-    *(Attempt(f"namespace {name!r}", INVALID, "/planes/<a>/api/v1/namespaces", method="POST",
-              body={"metadata": {"name": name}}) for name in ("../b", "/root", "..")),
-    *(Attempt(f"custom kind {plural!r} of {group!r}", INVALID, f"/planes/<a>{CRDS}", method="POST",
-              body=definition(plural, group))
-      for plural, group in (("../x", "example.com"), ("x", "../../example.com"), ("/etc/x", "example.com"),
-                            ("x\u0000", "example.com"), ("..", "example.com"), ("x", "%2e%2e.example.com"))),
-    Attempt("key of a Secret", INVALID, "/planes/<a>/api/v1/namespaces/default/secrets", method="POST",
-            body={"metadata": {"name": "s"}, "stringData": {"../../pki/ca.key": "x"}}),
-    Attempt("certificate request with a path", INVALID, f"/planes/<a>{SIGNING_REQUESTS}", method="POST",
-            body={"metadata": {"name": "../../../process/pki/ca"}, "spec": {"request": "", "signerName": "a.b/c"}}),
-    Attempt("token of the account ../../b", NO_OBJECT, "/planes/<a>/api/v1/namespaces/default/serviceaccounts/..%2fb/token",
-            method="POST", body={"spec": {}}),
-    Attempt("storage of B in a continue token", (400, 410), f"/planes/<a>{MAPS}?limit=1&continue={CONTINUE}"),
-]  # fmt: skip
-
-
-# -- requests that two parsers read differently
-
-INNER = "GET /planes/<b>" + SECRET + " HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer <token>\r\n\r\n"
-OUTER = "POST /planes/<a>" + MAPS + " HTTP/1.1\r\nAuthorization: Bearer <token>\r\nContent-Type: application/json\r\n"
-LOCAL = OUTER + "Host: localhost\r\n"
-CHUNKED = "Transfer-Encoding: chunked\r\n"
-SMUGGLED = {
-    "chunked and Content-Length": LOCAL + CHUNKED + "Content-Length: 4\r\n\r\n0\r\n\r\n" + INNER,
-    "Content-Length and chunked": LOCAL + "Content-Length: 4\r\n" + CHUNKED + "\r\n0\r\n\r\n" + INNER,
-    "two Content-Lengths": LOCAL + "Content-Length: 0\r\nContent-Length: 9\r\n\r\n" + INNER,
-    "list of Content-Lengths": LOCAL + "Content-Length: 0, 9\r\n\r\n" + INNER,
-    "signed Content-Length": LOCAL + "Content-Length: +0\r\n\r\n" + INNER,
-    "negative Content-Length": LOCAL + "Content-Length: -1\r\n\r\n" + INNER,
-    "two Hosts": LOCAL + f"Host: {NAME_OF_B}\r\nContent-Length: 0\r\n\r\n" + INNER,
-    "no Host": OUTER + "Content-Length: 0\r\n\r\n" + INNER,
-    "space before the colon": LOCAL + "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + INNER,
-    "unknown encoding": LOCAL + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + INNER,
-    "chunked twice": LOCAL + CHUNKED + CHUNKED + "\r\n0\r\n\r\n" + INNER,
-    "folded header": LOCAL + "Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n" + INNER,
-    "huge chunk": LOCAL + CHUNKED + "\r\nffffffffffffffffff\r\n" + INNER,
-    "chunk size with a sign": LOCAL + CHUNKED + "\r\n-1\r\n" + INNER,
-    "line feeds only": (LOCAL + "Content-Length: 0\r\n\r\n").replace("\r\n", "\n") + INNER,
-    "NUL in a header": LOCAL + "X-A: a\0b\r\nContent-Length: 0\r\n\r\n" + INNER,
-    "carriage return in a header": LOCAL + "X-A: a\rHost: b\r\nContent-Length: 0\r\n\r\n" + INNER,
-    "start of HTTP/2": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + INNER,
-}
-
-
-def smuggled(raw: str) -> Act:
-    async def act(tenant: HostileTenant) -> None:
-        client = await tenant.connect()
-        client.writer.write(tenant.format(raw).encode())
-        with closing(client.writer):
-            async with asyncio.timeout(TIMEOUT):
-                with suppress(ConnectionError, ssl.SSLError):
-                    found = await client.reader.read(1 << 20)
-                    while chunk := await client.reader.read(1 << 20):
-                        found += chunk
-        assert CANARY.encode() not in found
-        statuses = [line.split()[1] for line in found.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
-        assert statuses == [b"400"] or not statuses, found[:500]
-
-    return act
-
-
-# -- connections from the process
-
-LOCAL_HOSTS = (
-    *("127.0.0.1", "localhost", "LOCALHOST", "localhost.", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "0"),
-    *("127.1.2.3", "0.0.0.0", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]"),
-    *("169.254.169.254", "2852039166", "[::ffff:169.254.169.254]", "[fd00:ec2::254]", "100.100.100.200", "[fe80::1]"),
-    *("[2002:7f00:1::]", socket.gethostname()),
-)
-
-
-def webhook_to(url: str) -> Act:
-    """Let every create of a ConfigMap call the URL."""
-
-    async def act(tenant: HostileTenant) -> None:
-        rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["CREATE"]}
-        webhook = {"name": "a.example.com", "rules": [rule], "clientConfig": {"url": tenant.format(url)}}
-        webhook |= {"admissionReviewVersions": ["v1"], "sideEffects": "None"}
-        status, text = await tenant.at_home("POST", WEBHOOKS, {"metadata": {"name": "hook"}, "webhooks": [webhook]})
-        if status == 422:
-            return
-        assert status == 201, text
-        try:
-            text = await tenant.at_home_until("POST", MAPS, {"metadata": {"generateName": "m"}}, 500)
-            assert "address not allowed" in text or "resolve" in text.lower() or "name" in text.lower(), text
-        finally:
-            await tenant.at_home("DELETE", f"{WEBHOOKS}/hook")
-
-    return act
-
-
-async def webhook_to_service(tenant: HostileTenant) -> None:
-    service = {"type": "ExternalName", "externalName": "localhost"}
-    await tenant.created_at_home(SERVICES, {"metadata": {"name": "hook"}, "spec": service})
-    client = {"service": {"name": "hook", "namespace": "default", "port": tenant.port}}
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["CREATE"]}
-    webhook = {"name": "a.example.com", "rules": [rule], "clientConfig": client}
-    webhook |= {"admissionReviewVersions": ["v1"], "sideEffects": "None"}
-    await tenant.created_at_home(WEBHOOKS, {"metadata": {"name": "service"}, "webhooks": [webhook]})
-    try:
-        text = await tenant.at_home_until("POST", MAPS, {"metadata": {"generateName": "m"}}, 500)
-        assert "address not allowed" in text
-    finally:
-        await tenant.at_home("DELETE", f"{WEBHOOKS}/service")
-
-
-async def conversion_to_loopback(tenant: HostileTenant) -> None:
-    client = {"url": f"https://127.0.0.1:{tenant.port}/convert"}
-    conversion = {
-        "strategy": "Webhook",
-        "webhook": {"clientConfig": client, "conversionReviewVersions": ["v1"]},
-    }
-    body = definition("converts", "a.example.com", conversion=conversion)
-    version = body["spec"]["versions"][0]
-    body["spec"]["versions"].append({**version, "name": "v2", "storage": False})
-    await tenant.created_at_home(CRDS, body)
-    path = "/apis/a.example.com/v2/namespaces/default/converts"
-    widget = {"apiVersion": "a.example.com/v2", "kind": "Converts", "metadata": {"name": "w"}}
-    assert "address not allowed" in await tenant.at_home_until("POST", path, widget, 500)
-
-
-async def api_service_to_loopback(tenant: HostileTenant) -> None:
-    service = {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": tenant.port}]}
-    await tenant.created_at_home(SERVICES, {"metadata": {"name": "api"}, "spec": service})
-    spec = {
-        "group": "x.example.com",
-        "version": "v1",
-        "insecureSkipTLSVerify": True,
-        "service": {"name": "api", "namespace": "default", "port": tenant.port},
-        "groupPriorityMinimum": 10,
-        "versionPriority": 10,
-    }
-    await tenant.created_at_home(API_SERVICES, {"metadata": {"name": "v1.x.example.com"}, "spec": spec})
-    assert (await tenant.at_home("GET", "/apis/x.example.com/v1/anything"))[0] == 503
-
-
-def node_at(address: str) -> Act:
-    """Read and run in a pod on a node whose kubelet is said to be at the address."""
-
-    async def act(tenant: HostileTenant) -> None:
-        name = address.replace(":", "-").replace(".", "-")
-        await tenant.created_at_home("/api/v1/nodes", {"metadata": {"name": f"n-{name}"}})
-        status = {
-            "addresses": [{"type": "InternalIP", "address": address}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": tenant.port}},
-        }
-        patch = {"Content-Type": MERGE_PATCH}
-        code, text = await tenant.at_home("PATCH", f"/api/v1/nodes/n-{name}/status", {"status": status}, headers=patch)
-        assert code == 200, text
-        container = {"name": "c", "image": "i", "ports": [{"containerPort": tenant.port}]}
-        spec = {"nodeName": f"n-{name}", "containers": [container]}
-        await tenant.at_home_until("POST", PODS, {"metadata": {"name": f"p-{name}"}, "spec": spec}, 201)
-        upgrade = {"Connection": "Upgrade", "Upgrade": "SPDY/3.1"}
-        for path, headers in (
-            (f"{PODS}/p-{name}/log", {}),
-            (f"{PODS}/p-{name}/exec?command=id&stdout=true", upgrade),
-            (f"{PODS}/p-{name}/portforward", upgrade),
-            (f"/api/v1/nodes/n-{name}/proxy/pods", {}),
-        ):
-            code, text = await tenant.at_home("GET", path, headers=headers)
-            assert (code in (400, 500, 503), "address not allowed" in text) == (True, True), (path, code, text)
-
-    return act
-
-
-def pod_at(address: str) -> Act:
-    async def act(tenant: HostileTenant) -> None:
-        name = f"at-{address.replace(':', '-').replace('.', '-')}"
-        container = {"name": "c", "image": "i", "ports": [{"containerPort": tenant.port}]}
-        body = {"metadata": {"name": name}, "spec": {"nodeName": "nowhere", "containers": [container]}}
-        await tenant.at_home_until("POST", PODS, body, 201)
-        status = {"status": {"podIP": address, "podIPs": [{"ip": address}]}}
-        await tenant.at_home("PATCH", f"{PODS}/{name}/status", status, headers={"Content-Type": MERGE_PATCH})
-        code, text = await tenant.at_home("GET", f"{PODS}/{name}:{tenant.port}/proxy/")
-        assert code in (400, 403, 503), text
-
-    return act
-
-
-def service_at(address: str) -> Act:
-    async def act(tenant: HostileTenant) -> None:
-        name = f"at-{address.replace(':', '-').replace('.', '-')}"
-        body = {"metadata": {"name": name}, "spec": {"ports": [{"port": tenant.port}]}}
-        await tenant.created_at_home(SERVICES, body)
-        subset = {"addresses": [{"ip": address}], "ports": [{"port": tenant.port}]}
-        await tenant.at_home(
-            "POST", "/api/v1/namespaces/default/endpoints", {"metadata": {"name": name}, "subsets": [subset]}
-        )
-        code, text = await tenant.at_home("GET", f"{SERVICES}/{name}:{tenant.port}/proxy/")
-        assert code in (400, 403, 503), text
-
-    return act
 
 
 # -- sessions, certificates and tokens that A makes
@@ -570,7 +220,7 @@ async def wrong_token_at_open_plane(tenant: HostileTenant) -> None:
     for id in (UNKNOWN, "<b>"):
         response = await tenant.request("GET", f"/planes/{id}{SECRET}", credentials="none", headers=headers)
         check_refused(response, UNAUTHORIZED)
-        bodies.add(response.body)
+        bodies.add(json.dumps(json.loads(response.body)))
     assert len(bodies) == 1
 
 
@@ -604,7 +254,7 @@ async def watch_of_neighbour(tenant: HostileTenant) -> None:
     url = f"{tenant.process.url}/planes/{tenant.ids['a']}/api/v1/configmaps?watch=1"
     async with tenant.session.get(url) as response:
         await tenant.neighbour.patch(
-            *(MAPS_OF_B, {"metadata": {"name": "canary", "namespace": "default"}}),
+            *(CONFIGMAPS, {"metadata": {"name": "canary", "namespace": "default"}}),
             {"data": {"changed": "1"}},
         )
         await tenant.created_at_home(MAPS, {"metadata": {"name": "last"}})
@@ -636,19 +286,21 @@ async def audit_growth(tenant: HostileTenant) -> None:
         for _ in range(count):
             await tenant.at_home("GET", f"/version?{padding}")
 
-    await asyncio.gather(*(send(300) for _ in range(4)))
+    await together(send(300) for _ in range(4))
     await tenant.check_neighbour_answers()
     logs = list((tenant.process.folder / "planes" / tenant.ids["a"]).glob("audit*"))
     sizes = [each.stat().st_size for each in logs]
-    assert (len(logs) <= 5, max(sizes) <= 11 << 20, sum(sizes) <= 51 << 20) == (True, True, True), sizes
-    assert sum(sizes) >= 20 << 20  # so that the limit was reached
+    assert len(logs) <= 5
+    assert max(sizes) <= 12 << 20, sizes
+    assert sum(sizes) >= 20 << 20, sizes  # so that files were rotated
 
 
 async def statuses_of(tenant: HostileTenant, count: int, method: str, path: str, body: Any = None) -> Counter[int]:
     """Send a request many times at once, while the neighbour is served."""
-    answers = [tenant.at_home(method, path, body) for _ in range(count)]
-    results = await asyncio.gather(*answers, *(tenant.check_neighbour_answers() for _ in range(5)))
-    return Counter(each[0] for each in results if each is not None)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(5):
+            group.create_task(tenant.check_neighbour_answers())
+        return Counter(status for status, _ in await together(tenant.at_home(method, path, body) for _ in range(count)))
 
 
 async def too_many_watches(tenant: HostileTenant) -> None:
@@ -662,13 +314,16 @@ async def too_many_watches(tenant: HostileTenant) -> None:
 
 
 async def too_many_requests(tenant: HostileTenant) -> None:
-    found = await statuses_of(tenant, 150, "GET", "/api/v1/configmaps")
+    """Large lists are answered or told to retry, and the neighbour is served meanwhile."""
+    found = await statuses_of(tenant, 60, "GET", "/api/v1/configmaps")
     assert found[429] > 0, found
     assert set(found) <= {200, 429}, found
 
 
 async def too_many_writes(tenant: HostileTenant) -> None:
-    found = await statuses_of(tenant, 150, "POST", f"{MAPS}?dryRun=All", {"metadata": {"generateName": "m"}})
+    status, text = await tenant.at_home("DELETE", MAPS)  # a full plane is not stuck
+    assert status == 200, text
+    found = await statuses_of(tenant, 60, "POST", MAPS, {"metadata": {"generateName": "m"}})
     assert found[429] > 0, found
     assert set(found) <= {201, 429}, found
 
@@ -683,7 +338,7 @@ async def impersonated_flood(tenant: HostileTenant) -> None:
             await response.read()
             return response.status
 
-    found = Counter(await asyncio.gather(*(read(number) for number in range(150))))
+    found = Counter(await together(read(number) for number in range(60)))
     assert found[429] > 0, found
     await tenant.check_neighbour_answers()
 
@@ -732,24 +387,22 @@ async def too_many_bytes(tenant: HostileTenant) -> None:
     statuses = [(await tenant.at_home("POST", MAPS, body))[0] for _ in range(26)]
     assert (statuses[0], statuses[-1]) == (201, 403)
     await tenant.check_neighbour_answers()
-    status, _ = await tenant.at_home("DELETE", MAPS)
-    assert status == 200
 
 
 async def too_many_objects(tenant: HostileTenant) -> None:
     found: Counter[int] = Counter()
-    for _ in range(100):
-        answers = (tenant.at_home("POST", MAPS, {"metadata": {"generateName": "m"}}) for _ in range(10))
-        found += Counter([status for status, _ in await asyncio.gather(*answers)])
-        if found[403]:
-            break
-    assert found[403] > 0, found
+    at_once = LIMITS["requestsInFlight"] // 3
+    while not found[403]:
+        answers = (tenant.at_home("POST", MAPS, {"metadata": {"generateName": "m"}}) for _ in range(at_once))
+        found += Counter([status for status, _ in await together(answers)])
+    assert set(found) == {201, 403}
     for headers in ({"Impersonate-User": user, "Impersonate-Group": "system:masters"} for user in EXECUTORS):
         status, text = await tenant.at_home("POST", MAPS, {"metadata": {"name": "over"}}, headers=headers)
         assert (status, "exceeded quota of objects" in text) == (403, True), text
     status, _ = await tenant.at_home("POST", CRDS, definition("more", "a.example.com"))
     assert status == 403
-    await tenant.neighbour.create(MAPS_OF_B, {"metadata": {"generateName": "m", "namespace": "default"}})
+    created = await tenant.neighbour.create(CONFIGMAPS, object_named("during", "default"))
+    await tenant.neighbour.delete(CONFIGMAPS, created)
 
 
 ACTIONS: dict[str, Act] = {
@@ -759,7 +412,9 @@ ACTIONS: dict[str, Act] = {
         for where, name in (("B", NAME_OF_B), ("the management API", NAME_OF_MANAGEMENT), ("the process", "localhost"))
     },
     "token of A's account at B": issued_token([], f"/planes/<b>{SECRET}"),
-    "token for the audience of B": issued_token(["https://kubernetes.default.svc.cluster.local"], f"/planes/<b>{SECRET}"),
+    "token for the audience of B": issued_token(
+        ["https://kubernetes.default.svc.cluster.local"], f"/planes/<b>{SECRET}"
+    ),
     "token for the name of B": issued_token([NAME_OF_B, "<b>"], f"/planes/<b>{SECRET}"),
     "token of A's account at the management API": issued_token([], f"/planes/management{PLANE_RECORDS}"),
     "token without a signature": forged_token({"alg": "none"}),
@@ -791,9 +446,9 @@ ACTIONS: dict[str, Act] = {
     **{f"pod at {address}": pod_at(address) for address in ("127.0.0.1", "::1", "169.254.169.254", "10.0.0.1")},
     **{f"Service at {address}": service_at(address) for address in ("127.0.0.1", "169.254.169.254", "10.0.0.1")},
     "lines in the audit log": forged_audit_lines,
+    "too many bytes": too_many_bytes,
     "too many watches": too_many_watches,
     "too many requests": too_many_requests,
-    "too many writes": too_many_writes,
     "too many requests of other users": impersonated_flood,
     "connections without requests": idle_connections,
     "body over the limit": refused_body("application/json", b'{"a":"' + b"x" * (4 << 20) + b'"}', 413),
@@ -801,7 +456,7 @@ ACTIONS: dict[str, Act] = {
     "YAML of aliases": refused_body("application/yaml", YAML_BOMB, 400, 413, 422),
     "compressed body": refused_body("application/json", b"\x1f\x8b" + b"0" * 100, 400, 415, encoding="gzip"),
     "expensive expressions": expensive_expressions,
-    "too many bytes": too_many_bytes,
+    "too many writes": too_many_writes,
     "too many objects": too_many_objects,
     "audit logs as large as the disk": audit_growth,
 }
@@ -818,10 +473,10 @@ async def outcomes(tenant: HostileTenant, attempts: Mapping[str, Act], at_once: 
             try:
                 async with asyncio.timeout(2 * TIMEOUT):
                     await act(tenant)
-            except Exception as error:  # an attempt without its refusal
+            except (*REFUSALS_MISSING, ExceptionGroup) as error:
                 succeeded[name] = repr(error)
 
-    await asyncio.gather(*(make(name, act) for name, act in attempts.items()))
+    await together(make(name, act) for name, act in attempts.items())
     return succeeded
 
 

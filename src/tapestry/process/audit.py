@@ -26,6 +26,8 @@ STDERR = "-"
 FLUSH_SECONDS = 0.2
 MAX_BUFFERED_BYTES = 64 << 20
 """Maximum bytes of buffered records, as far as their sizes are known."""
+PART_BYTES = 1 << 20
+"""Bytes after which a file is checked for its maximum size."""
 CLOSE_SECONDS = 5.0
 
 DROPPED = Counter(
@@ -214,8 +216,16 @@ class AuditLog:
         return is_last
 
     def _write_out(self) -> None:
+        """Write whole lines, about `PART_BYTES` at a time, so that a file exceeds its maximum size by little."""
         while self._unwritten:
-            self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+            unwritten = (self._unwritten.find(b"\n", PART_BYTES) + 1) if self._max_bytes else 0
+            unwritten = unwritten or len(self._unwritten)
+            while unwritten:
+                written = os.write(self._file, self._unwritten[:unwritten])
+                self._unwritten, unwritten = self._unwritten[written:], unwritten - written
+            if self._unwritten:
+                self._rotate()
+                self._follow_rotation()
 
     def _rotate(self) -> None:
         if not self._max_bytes or self._path == STDERR or os.fstat(self._file).st_size < self._max_bytes:

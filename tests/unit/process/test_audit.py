@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tapestry.process.audit import AuditLog, AuditWriter, WriteRecord
+from tapestry.process import audit as audit_module
 
 
 def new_write(name: str = "web-0", **more: Any) -> WriteRecord:
@@ -218,6 +219,21 @@ def test_large_file_is_rotated_with_backups(tmp_path: Path) -> None:
     moved = sorted(each for each in tmp_path.iterdir() if each not in (path, beside))
     assert [names(each) for each in moved] == [["c"], ["d"]]
     assert beside.read_text() == "somebody's own"
+
+
+def test_files_keep_their_maximum_size_when_many_records_are_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "PART_BYTES", 100)
+    path = tmp_path / "audit.log"
+    with AuditLog(str(path), max_bytes=500, backups=100) as log:
+        written = [f"name-{number}" for number in range(200)]
+        for name in written:
+            log.record({"name": name})
+        log.flush()
+    moved = sorted(each for each in tmp_path.iterdir() if each != path)
+    assert [name for each in [*moved, path] for name in names(each)] == written
+    assert max(each.stat().st_size for each in moved) < 500 + 200
 
 
 def test_records_beyond_memory_limit_are_dropped(tmp_path: Path) -> None:
