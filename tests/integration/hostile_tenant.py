@@ -22,7 +22,7 @@ from tapestry.client.client import Client
 from tapestry.kube.objects import EMPTY_MAPPING, Object, name_of, object_named
 from tapestry.kube.resources import CONFIGMAPS, CRDS, EVENTS, NAMESPACES, SECRETS
 
-from .plane_clients import client_of, created_plane, plane_kubeconfig, wait_for_phase
+from .plane_clients import client_of, created_plane, plane_kubeconfig, token_of, wait_for_phase
 from .servers import PlanesProcess
 
 DOMAIN = "planes.tapestry.local"
@@ -180,7 +180,7 @@ async def hostile_tenant(folder: Path) -> AsyncIterator[HostileTenant]:
             clients.append(await stack.enter_async_context(client_of(file)))
         await create_canary(clients[1])
         ids = {name: plane_id(plane) for name, plane in planes.items()}
-        token = yaml_token(folder / "a.kubeconfig")
+        token = token_of(folder / "a.kubeconfig")
         calls: Calls = []
         port = await stack.enter_async_context(silent_listener(calls))
         session = aiohttp.ClientSession(
@@ -219,11 +219,6 @@ def definition(plural: str, group: str, **spec: Any) -> Object:
     names = {"plural": plural, "kind": plural.title()}
     body = {"group": group, "scope": "Namespaced", "names": names, "versions": [version], **spec}
     return {"metadata": {"name": f"{plural}.{group}"}, "spec": body}
-
-
-def yaml_token(kubeconfig: Path) -> str:
-    (line,) = (each for each in kubeconfig.read_text().splitlines() if each.strip().startswith("token:"))
-    return line.split()[1]
 
 
 @asynccontextmanager

@@ -59,3 +59,8 @@ async def plane_kubeconfig(management: Client, name: str, file: Path, **argument
     assert response.status == 200, response.body
     write_private_file(file, msgspec.json.decode(response.body)["kubeconfig"].encode())
     return file
+
+
+def token_of(kubeconfig: Path) -> str:
+    (line,) = (each for each in kubeconfig.read_text().splitlines() if each.strip().startswith("token:"))
+    return line.split()[1]
