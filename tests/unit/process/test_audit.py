@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from tapestry.process.audit import AuditLog, AuditWriter, WriteRecord
 from tapestry.process import audit as audit_module
+from tapestry.process.audit import AuditLog, AuditWriter, WriteRecord
 
 
 def new_write(name: str = "web-0", **more: Any) -> WriteRecord:
