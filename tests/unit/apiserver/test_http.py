@@ -3,10 +3,12 @@
 import asyncio
 import json
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tapestry.apiserver.core.responses import ApiResponse, status_response
 from tapestry.apiserver.handlers.watches import WatchResponse
 from tapestry.apiserver.serving.http_connection import MAX_HEAD_BYTES
 from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
+from tapestry.apiserver.serving.http_server import MAX_STARTED_HANDSHAKES, HandshakeTurns
 from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, InflightLimiter, InflightSlot
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.kube.errors import ApiError
@@ -582,3 +585,41 @@ async def test_connection_during_shutdown_is_closed(call: ServerClient, turns: i
             await running.stop()
             with suppress(ConnectionResetError):
                 assert await asyncio.to_thread(client.recv, 1) == b""
+
+
+# -- TLS handshakes
+
+
+async def test_few_handshakes_start_in_one_iteration_of_the_event_loop() -> None:
+    turns, started = HandshakeTurns(), list[int]()
+
+    async def start(number: int) -> None:
+        await turns.wait()
+        started.append(number)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(start(number)) for number in range(5 * MAX_STARTED_HANDSHAKES)]
+        await asyncio.sleep(0)
+        tasks[MAX_STARTED_HANDSHAKES].cancel()
+        counts = [len(started)]
+        async with asyncio.timeout(20):
+            while len(started) < len(tasks) - 1:
+                await asyncio.sleep(0)
+                counts.append(len(started))
+    assert max(after - before for before, after in pairwise([0, *counts])) == MAX_STARTED_HANDSHAKES
+    assert started == [number for number in range(len(tasks)) if number != MAX_STARTED_HANDSHAKES]
+
+
+async def test_connections_that_wait_for_their_handshake_end_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapestry.apiserver.serving.http_server.MAX_STARTED_HANDSHAKES", 0)
+    async with asyncio.TaskGroup() as group:
+        http_handler: Any = HttpHandler(None, UnionAuthenticator([authenticate_by_token]))  # type: ignore[arg-type]
+        server = await start_http_server(http_handler, "127.0.0.1", 0, ssl.create_default_context(), group=group)
+        reader, writer = await asyncio.open_connection(*server.addresses[0])
+        async with asyncio.timeout(20):
+            while not server.handshakes:  # noqa: ASYNC110  nothing tells it
+                await asyncio.sleep(0)
+            await server.stop()
+            assert await reader.read() == b""
+        writer.close()
+        assert not server.handshakes

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,8 +18,41 @@ log = logger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
 """Seconds that a TLS handshake may take."""
+MAX_STARTED_HANDSHAKES = 2
+"""Handshakes that start in one iteration of the event loop. Each takes almost a millisecond."""
 SHUTDOWN_SECONDS = 1.0
 BACKLOG = 1024
+
+
+class HandshakeTurns:
+    """Spreads the starts of handshakes over iterations of the event loop, so that requests are served in between."""
+
+    def __init__(self) -> None:
+        self._started = 0
+        """Number of handshakes that have started in this iteration."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Wait until a handshake may start."""
+        loop = asyncio.get_running_loop()
+        if self._started < MAX_STARTED_HANDSHAKES:
+            self._start(loop)
+            return
+        self._waiting.append(loop.create_future())
+        await self._waiting[-1]
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._started:
+            loop.call_soon(self._end_iteration, loop)
+        self._started += 1
+
+    def _end_iteration(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._started = 0
+        while self._waiting and self._started < MAX_STARTED_HANDSHAKES:
+            turn = self._waiting.popleft()
+            if not turn.done():  # it may be cancelled
+                self._start(loop)
+                turn.set_result(None)
 
 
 class Handshake(asyncio.Protocol):
@@ -73,6 +107,7 @@ class Handshake(asyncio.Protocol):
         self._http_server.connection_limiter.remove(self)
 
     async def _run_handshake(self) -> None:
+        await self._http_server.handshake_turns.wait()
         client, self._pending_socket = self._pending_socket, None
         assert client is not None
         try:
@@ -95,6 +130,7 @@ class HttpServer(Listener):
     """A listening socket and its connections."""
 
     handshakes: set[Handshake] = field(default_factory=set, init=False)
+    handshake_turns: HandshakeTurns = field(default_factory=HandshakeTurns, init=False)
     _server: asyncio.Server | None = field(default=None, init=False)
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
