@@ -198,7 +198,9 @@ class AuditLog:
             sync_and_close(self._file)
 
     def write_buffer(self) -> bool:
-        """Write the records, or try again later.  Return whether these were the last."""
+        """Write the records, or try again later.  Return whether these were the last, once."""
+        if self._written.is_set():  # `close` wakes it also after the writer had seen that the log is closing
+            return False
         is_last, self._is_waiting = self._is_closing, False
         try:
             self.flush()

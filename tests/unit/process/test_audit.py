@@ -294,3 +294,17 @@ def test_failing_log_does_not_stop_others(tmp_path: Path) -> None:
         failing.record(new_write())
         sound.record(new_write("kept"))
     assert names(tmp_path / "sound") == ["kept"]
+
+
+def test_closed_log_ends_once(tmp_path: Path) -> None:
+    """Otherwise the writer would write to a file that is closed, and end before its other logs."""
+    writer = AuditWriter()
+    with AuditLog(str(tmp_path / "other"), writer=writer) as other:
+        closed = AuditLog(str(tmp_path / "closed"), writer=writer)
+        closed.record(new_write())
+        closed.close()
+        closed.record(new_write())
+        assert not closed.write_buffer()
+        writer.write(closed, at_once=True)
+        other.record(new_write("kept"))
+    assert names(tmp_path / "other") == ["kept"]
