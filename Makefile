@@ -82,7 +82,7 @@ bench-api: setup kube-assets ## Measure the API server, compared with kube-apise
 bench-hostile: setup kube-assets ## Measure response times of the API server under hostile and large requests
 	$(BIN)/python -m benchmarks.hostile
 
-bench-planes: setup ## Measure the memory of planes, and the time to create, suspend and resume them
+bench-planes: setup ## Measure the memory and the times of planes, and how much they delay each other
 	$(BIN)/python -m benchmarks.planes
 
 bench-image: image ## Measure the cold start of a syncer in the image, compared with this machine (needs root)
