@@ -103,3 +103,10 @@ async def check_silence(sessions: Sequence[CatSession], seconds: float) -> None:
         for each in waiting:
             each.cancel()
         await asyncio.wait(waiting)
+
+
+async def wait_for_end(session: CatSession) -> None:
+    """Wait until the session has ended. Where kube-apiserver translates, it reports the error first."""
+    with suppress(ConnectionError):
+        while True:
+            await session.read()
