@@ -14,8 +14,8 @@ from tapestry.apiserver.serving.uploads import UploadBudget
 from tapestry.kube.errors import TooManyRequests
 
 from .conftest import ServerClient
-from .test_http import MAPS, BlockingHandler, request
-from .test_request_order import FakeConnection, http_server
+from .serving.test_http import MAPS, BlockingHandler, request
+from .serving.test_request_order import FakeConnection, http_server
 
 ROOT = User("root", (MASTERS_GROUP,))
 

@@ -10,8 +10,8 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.kube.objects import Object
 
 from .conftest import ServerClient
-from .test_server import DEFINITIONS, MERGE, PODS, WIDGETS, new_definition, new_pod
-from .test_subresources import CSRS, request_body
+from .handlers.test_server import DEFINITIONS, MERGE, PODS, WIDGETS, new_definition, new_pod
+from .subresources.test_subresources import CSRS, request_body
 
 APPLY = "application/apply-patch+yaml"
 APPROVED = {"conditions": [{"type": "Approved", "status": "True", "reason": "Mine"}]}
