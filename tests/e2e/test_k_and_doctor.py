@@ -136,6 +136,14 @@ def test_errors_are_one_line_with_exit_code(tapestry: Command) -> None:
     assert "specify the objects" in tapestry("k", "delete", code=2)
 
 
+def test_apply_names_a_misspelt_field(tapestry: Command) -> None:
+    misspelt = yaml.safe_dump({**AUTOSCALER, "spec": {**AUTOSCALER["spec"], "maxReplica": 3}})
+    (line,) = tapestry("k", "apply", "-f", "-", stdin=misspelt, code=1).splitlines()
+    assert line.startswith("Error: ")
+    assert ".spec.maxReplica: field not declared in schema" in line
+    assert "Unknown" not in line
+
+
 def test_doctor_passes_healthy_world_and_suggests_installation(tapestry: Command, folder: Path) -> None:
     assert '"wrong"' not in tapestry("doctor", "-o", "json")
     output = tapestry("doctor", "--kubeconfig", str(folder / ".tapestry" / "cluster-1" / "kubeconfig"), code=1)

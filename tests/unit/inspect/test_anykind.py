@@ -24,7 +24,7 @@ from tapestry.inspect.anykind.resource_mapper import Target
 from tapestry.inspect.anykind.views import ListOptions
 from tapestry.inspect.anykind.wait_conditions import parse_wait_condition
 from tapestry.inspect.snapshots import QueryError
-from tapestry.kube.errors import AlreadyExists, NotFound
+from tapestry.kube.errors import AlreadyExists, ApiError, NotFound
 from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, EVENTS, PODS
 
@@ -156,6 +156,14 @@ async def test_apply_takes_over_foreign_fields_only_when_forced(kubectl: Kubectl
     with pytest.raises(QueryError, match=r"configmap/settings: .*somebody.*--force-conflicts overrides"):
         await kubectl.apply(changed)
     assert await kubectl.apply(changed, force=True) == "configmap/settings configured"
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_apply_names_a_misspelt_field(kubectl: KubectlLite, *, stored: bool) -> None:
+    if stored:
+        await kubectl.apply(SETTINGS)
+    with pytest.raises(ApiError, match=r"\.dota: field not declared in schema"):
+        await kubectl.apply({**SETTINGS, "dota": {"a": "2"}})
 
 
 async def test_apply_of_unknown_kind_is_an_error(kubectl: KubectlLite) -> None:
