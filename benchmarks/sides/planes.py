@@ -153,7 +153,7 @@ async def client_process(planes: Planes, token: str) -> AsyncIterator[Callable[.
 
 
 class Collections:
-    """Measures the longest garbage collection of any kind."""
+    """Longest garbage collection of any kind."""
 
     def __init__(self) -> None:
         self.worst_cpu = self._started = 0.0

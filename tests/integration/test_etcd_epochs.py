@@ -294,7 +294,7 @@ async def test_only_writer_reads_consistently_without_etcd(
             own.resume()
 
 
-async def test_server_without_an_epoch_refuses_the_keys_of_a_plane(etcd: Etcd, prefix: str) -> None:
+async def test_server_without_an_epoch_refuses_keys_of_planes(etcd: Etcd, prefix: str) -> None:
     async with following(etcd.url, prefix, fence=fence(1)) as store:
         await store.put(key("a"), None, text("made"))
     with pytest.raises(StorageError, match="open it with `tapestry planes run`"):

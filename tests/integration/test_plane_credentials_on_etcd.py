@@ -233,7 +233,7 @@ async def test_serving_certificate_is_stored_only_with_its_key(etcd: Etcd, prefi
         ("apiserver rotate-signing-key", "tapestry planes rotate-signing-key NAME"),
     ],
 )
-async def test_commands_for_folders_refuse_the_copy_of_keys_in_etcd(
+async def test_folder_commands_refuse_copies_of_keys_in_etcd(
     etcd: Etcd, prefix: str, tmp_path: Path, command: str, advice: str
 ) -> None:
     config = config_for(etcd, prefix, tmp_path)

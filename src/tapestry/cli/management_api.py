@@ -36,7 +36,7 @@ MANAGEMENT_OPTIONS = (
 )
 
 Connect = Callable[[], Client]
-"""Opens a client of the management API."""
+"""Open a client of the management API."""
 
 
 def with_management_api(function: Callable[..., None]) -> Callable[..., None]:

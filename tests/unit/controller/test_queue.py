@@ -380,7 +380,7 @@ async def test_close_ends_waiting_workers(virtual_time: VirtualClock) -> None:
         await queue.take()
 
 
-async def test_queue_has_work_while_a_key_is_ready_in_processing_or_due(virtual_time: VirtualClock) -> None:
+async def test_queue_has_work_while_keys_are_ready_or_due(virtual_time: VirtualClock) -> None:
     queue = Queue()
     assert not queue.has_work(100)
     queue.add("a")

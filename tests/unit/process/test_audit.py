@@ -221,9 +221,7 @@ def test_large_file_is_rotated_with_backups(tmp_path: Path) -> None:
     assert beside.read_text() == "somebody's own"
 
 
-def test_files_keep_their_maximum_size_when_many_records_are_written_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_records_do_not_exceed_the_maximum_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_module, "PART_BYTES", 100)
     path = tmp_path / "audit.log"
     with AuditLog(str(path), max_bytes=500, backups=100) as log:

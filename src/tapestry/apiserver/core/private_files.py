@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ChangeKeys(Protocol):
-    """Calls a function that changes keys or tokens in a data folder, and stores the change."""
+    """Call a function that changes keys or tokens in a data folder, and store the change."""
 
     async def __call__(self, change: Callable[[], T], /) -> T: ...
 

@@ -230,7 +230,7 @@ async def test_session_stores_no_cookies() -> None:
     assert seen == [({}, "identity")] * 2
 
 
-async def test_sessions_look_up_names_without_threads_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_resolve_names_in_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads of the event loop are shared by all servers of a process."""
 
     def fail(*_: object, **__: object) -> None:

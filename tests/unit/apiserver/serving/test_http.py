@@ -590,7 +590,7 @@ async def test_connection_during_shutdown_is_closed(call: ServerClient, turns: i
 # -- TLS handshakes
 
 
-async def test_few_handshakes_start_in_one_iteration_of_the_event_loop() -> None:
+async def test_few_handshakes_start_in_one_iteration() -> None:
     turns, started = HandshakeTurns(), list[int]()
 
     async def start(number: int) -> None:
@@ -610,7 +610,7 @@ async def test_few_handshakes_start_in_one_iteration_of_the_event_loop() -> None
     assert started == [number for number in range(len(tasks)) if number != MAX_STARTED_HANDSHAKES]
 
 
-async def test_connections_that_wait_for_their_handshake_end_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_handshakes_end_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tapestry.apiserver.serving.http_server.MAX_STARTED_HANDSHAKES", 0)
     async with asyncio.TaskGroup() as group:
         http_handler: Any = HttpHandler(None, UnionAuthenticator([authenticate_by_token]))  # type: ignore[arg-type]
