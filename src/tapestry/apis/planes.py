@@ -24,10 +24,17 @@ Backend = Literal["file", "etcd", "memory"]
 class PlaneLimits(ApiStruct):
     """Limits of one plane. They protect the other planes of its process."""
 
-    objects: Annotated[int, Meta(ge=0, description="Maximum number of objects.")] = 50_000
-    bytes: Annotated[str, Meta(pattern=SIZE_PATTERN, max_length=32, description="Maximum size of all objects.")] = (
-        "256Mi"
+    objects: Annotated[int, Meta(ge=0, description="Maximum number of objects, at least 200, or 0 for no limit.")] = (
+        50_000
     )
+    bytes: Annotated[
+        str,
+        Meta(
+            pattern=SIZE_PATTERN,
+            max_length=32,
+            description="Maximum size of all objects, at least 1Mi, or 0 for no limit.",
+        ),
+    ] = "256Mi"
     watches: Annotated[int, Meta(ge=0, description="Maximum number of open watches.")] = 2_000
     requests_in_flight: Annotated[
         int, Meta(ge=1, le=10_000, description="Maximum number of concurrent requests, without watches.")

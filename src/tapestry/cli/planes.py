@@ -158,9 +158,11 @@ def mounted_routes(routes: Routes) -> dict[str, MountedHandler]:
 @click.option(
     "--max-objects",
     type=int,
-    help="Number of objects; a new plane has about 150. 0 means no limit. [default: 50000]",
+    help="Number of objects, at least 200; a new plane has about 150. 0 means no limit. [default: 50000]",
 )
-@click.option("--max-bytes", help="Size of all objects, for example 64Mi; 0 means no limit. [default: 256Mi]")
+@click.option(
+    "--max-bytes", help="Size of all objects, for example 64Mi, at least 1Mi; 0 means no limit. [default: 256Mi]"
+)
 @click.option("--max-watches", type=int, help="Number of open watches; 0 means no limit. [default: 2000]")
 @click.option("--max-requests", type=int, help="Number of concurrent requests, without watches. [default: 100]")
 @WAIT_OPTION

@@ -36,11 +36,11 @@ def test_management_api_rejects_anonymous_requests() -> None:
 
 
 def test_limits_of_the_spec_reach_the_server() -> None:
-    limits = PlaneLimits(objects=8, bytes="1k", watches=9, requests_in_flight=7)
+    limits = PlaneLimits(objects=800, bytes="2M", watches=9, requests_in_flight=7)
     spec = PlaneSpec(limits=limits, controllers=("namespaces",))
     server = plane_server_config(PlanesConfig(), "a", spec)
     assert (server.max_requests_inflight, server.max_mutating_requests_inflight) == (5, 2)
-    assert (server.max_objects, server.max_bytes, server.max_watches) == (8, 1000, 9)
+    assert (server.max_objects, server.max_bytes, server.max_watches) == (800, 2_000_000, 9)
     assert server.strict_limits
     assert server.controllers == ["namespaces"]
 
