@@ -10,7 +10,7 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.epochs import EpochFence, EpochLost
 from tapestry.apiserver.core.store import StorageError
 from tapestry.client.client import Client
-from tapestry.controller import Informer, Manager, Result
+from tapestry.controller import Informer, Manager, Result, generation_changed
 from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.crds import InvalidSpec, decode_spec
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at
@@ -384,7 +384,7 @@ def install(
         *(config, planes, plane_set, manager.client, manager.now, address_of, data, processes, group_key)
     )
     controller = manager.controller("planes", reconciler.reconcile)
-    controller.watch(planes)
+    controller.watch(planes, when=is_desired_state_changed)
     leases.on_change(processes.observe)
     controller.watch(leases, lambda _: unheld_planes(planes), when=is_holder_changed)
 
@@ -393,6 +393,13 @@ def install(
             controller.queue.add(name)
 
     plane_set.on_change(enqueue)
+
+
+def is_desired_state_changed(old: Object | None, new: Object | None) -> bool:
+    """Return whether more changed than what the holder writes itself. Without this, failures would not back off."""
+    if old is None or new is None:
+        return True
+    return generation_changed(old, new) or uid_of(old) != uid_of(new) or holder_of(old) != holder_of(new)
 
 
 def unheld_planes(planes: Informer) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Disk:
     def fail(self) -> None:
         self.failures -= 1
         if self.failures >= 0:
-            raise StorageError("the disk is full")
+            raise StorageError(f"the disk is full ({self.failures} more failures)")
 
     async def exists(self, config: ApiServerConfig) -> bool:
         return id_of(config) in self.origins
