@@ -229,13 +229,15 @@ class PlaneReconciler:
     def _is_candidate(self, plane: Object, spec: PlaneSpec, id: str) -> bool:
         """Return whether this process is to take a plane that no process holds.
 
-        A plane that starts as a copy of one in a folder or in memory is taken by the process that has it.
+        A copy of a plane in a folder or in memory is first taken by the process that holds that plane, or will take it.
         """
-        if spec.copy_of and not value_at(plane, "status", "epoch"):
-            source = self.planes.store.get(spec.copy_of)
-            is_local = value_at(source, "spec", "backend", default="file") != "etcd"
-            if is_local and (holder := holder_of(source)) in self.processes.live():
-                return holder == self.config.name
+        source = self.planes.store.get(spec.copy_of) if not value_at(plane, "status", "epoch") else None
+        if source is not None and value_at(source, "spec", "backend", default="file") != "etcd":
+            holder = holder_of(source) or value_at(source, "spec", "process", default="")
+            if not holder:
+                return self.processes.is_candidate(plane_id(source))
+            if holder in self.processes.live():
+                return bool(holder == self.config.name)
         return self.processes.is_candidate(id)
 
     async def _claim(self, plane: Object, id: str) -> Object:

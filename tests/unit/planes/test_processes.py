@@ -248,6 +248,20 @@ async def test_copies_of_a_plane_in_a_folder_are_taken_by_the_process_with_the_f
 
 
 @in_virtual_time
+async def test_copies_that_are_created_with_their_source_are_taken_by_the_same_process() -> None:
+    api = new_api()
+    async with running(Process(api, "a")), running(Process(api, "b")):
+        for number in range(8):
+            for spec in ({}, {"copyOf": f"source{number}"}):
+                name = f"{'copy' if spec else 'source'}{number}"
+                await Client(api).create(PLANES, object_named(name) | {"spec": spec})
+        for number in range(8):
+            source, copy = [await wait_for_phase(Client(api), "Open", f"{each}{number}") for each in ("source", "copy")]
+            assert source["status"]["holder"] == copy["status"]["holder"]
+            assert copy["status"]["epoch"] == 1
+
+
+@in_virtual_time
 async def test_copy_of_a_plane_in_the_folder_of_another_process_fails() -> None:
     api = new_api()
     client = Client(api)
