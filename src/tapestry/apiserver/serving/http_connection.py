@@ -14,7 +14,7 @@ from email.utils import formatdate
 from functools import lru_cache, partial
 from http import HTTPStatus
 from time import time
-from typing import cast
+from typing import Any, cast
 
 import httptools
 
@@ -183,8 +183,22 @@ class Exchange:
         return b"%b%b%b%b" % (status_line(status, int(time())), lines.encode("utf-8", "surrogateescape"), length, last)
 
 
-CLOSED_PARSER = httptools.HttpRequestParser(None)
-"""Parser of connections that are closed, which is not used."""
+class ClosedTransport(asyncio.Transport):
+    """Transport of connections that are closed: it ignores everything."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    abort = pause_reading = resume_reading = close
+
+
+CLOSED_TRANSPORT, CLOSED_PARSER = ClosedTransport(), httptools.HttpRequestParser(None)
 
 
 @lru_cache(maxsize=256)  # clients use few
@@ -279,7 +293,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         # without these reference cycles, the connection is freed at once, with the memory of OpenSSL
         self._ignores_input, self._end_handshake = True, None
         self._pending.clear()
-        self._parser = CLOSED_PARSER
+        self._transport, self._parser = CLOSED_TRANSPORT, CLOSED_PARSER
 
     def get_buffer(self, _: int) -> memoryview:
         return self._listener.read_buffer
