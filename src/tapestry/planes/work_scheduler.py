@@ -27,6 +27,8 @@ SLICE_NS, LONG_SLICE_NS = 2_000_000, 20_000_000
 """Time in one iteration of the event loop after which steps wait, and the same while only one plane has work."""
 QUANTUM_NS = 1_000_000
 """Time that a plane may use in one round while others wait."""
+IDLE_NS = 500_000
+"""Time without a step after which the event loop is not saturated."""
 CONTENTION_NS = 100_000_000
 """Time for which a plane is expected to have more work after a step."""
 
@@ -44,6 +46,8 @@ class WorkScheduler:
         """Plane of the last step that was the first of its plane in a slice."""
         self.slice_end = 0
         """Time at which the current slice ends."""
+        self.last_end = 0
+        """Time at which the last step ended."""
 
     def install(self) -> None:
         """Measure all tasks that are created from now on in the context of a plane."""
@@ -58,7 +62,10 @@ class WorkScheduler:
         if now > self.slice_end or plane.waiting:
             if self._is_iteration_tracked:
                 return self._late_turn(plane, now)
-            self._track_iteration(now)  # iterations in which less than a slice has passed are not of interest
+            if now - self.last_end < IDLE_NS:
+                self._track_iteration(now)  # iterations in which less than a slice has passed are not of interest
+            else:
+                self.slice_end = now + SLICE_NS  # to track each iteration of a loop with little to do would cost more
         plane.runs_until = self.slice_end
         return None
 
@@ -133,13 +140,14 @@ async def run_measured(work: Work[T], plane: PlaneWork) -> T:
 @coroutine
 def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
     """Run a coroutine, each step of it when it is its turn, and measure its steps."""
-    send, clock = work.send, plane.scheduler.clock
+    send, scheduler = work.send, plane.scheduler
+    clock = scheduler.clock
     error: BaseException | None = None
     previous = CURRENT_METER.set(plane)
     while True:
         started = clock()
         if started > plane.runs_until and error is None:
-            turn = plane.scheduler.turn(plane, started)
+            turn = scheduler.turn(plane, started)
             if turn is not None:
                 try:
                     yield from turn
@@ -149,19 +157,22 @@ def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
         try:
             waits_for = send(None) if error is None else work.throw(error)
         except StopIteration as end:
-            plane.loop_ns += clock() - started
+            scheduler.last_end = ended = clock()
+            plane.loop_ns += ended - started
             plane.steps += 1
             CURRENT_METER.reset(previous)
             error = None
             result: T = end.value
             return result
         except BaseException:
-            plane.loop_ns += clock() - started
+            scheduler.last_end = ended = clock()
+            plane.loop_ns += ended - started
             plane.steps += 1
             CURRENT_METER.reset(previous)
             error = None  # it refers to this frame
             raise
-        plane.loop_ns += clock() - started
+        scheduler.last_end = ended = clock()
+        plane.loop_ns += ended - started
         plane.steps += 1
         error = None
         try:

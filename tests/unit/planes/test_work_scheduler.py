@@ -169,6 +169,43 @@ def test_nothing_waits_while_iterations_are_short(run: Callable[[Scenario], None
     run(scenario)
 
 
+def test_burst_on_an_idle_event_loop_waits_after_two_slices(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        planes = world.plane("a"), world.plane("b")
+        for plane in planes:
+            await plane.run(world.steps(1, 0.1))
+        world.now += 1000 * MS  # both planes are idle
+        world.log.clear()
+        async with asyncio.TaskGroup() as group:
+            for plane in planes * 50:
+                group.create_task(plane.run(world.steps(1, 0.5)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert len(world.log) <= 4 * SLICE_NS / (0.5 * MS)  # in these two iterations
+        assert sum(plane.waits for plane in planes) > 50
+
+    run(scenario)
+
+
+def test_event_loop_with_little_work_is_not_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        world, loop = World(asyncio.get_running_loop()), asyncio.get_running_loop()
+        plane, callbacks = world.plane(), list[object]()
+        call_soon = loop.call_soon
+
+        def counted(callback: Any, *arguments: Any, **options: Any) -> asyncio.Handle:
+            callbacks.append(callback)
+            return call_soon(callback, *arguments, **options)
+
+        monkeypatch.setattr(loop, "call_soon", counted)
+        for _ in range(100):
+            world.now += 10 * MS
+            await plane.run(asyncio.sleep(0, "done"))
+        assert len([each for each in callbacks if getattr(each, "__self__", None) is world.scheduler]) == 0
+
+    asyncio.run(scenario())
+
+
 def test_light_plane_is_not_behind_all_work_of_a_busy_one(run: Callable[[Scenario], None]) -> None:
     async def scenario(world: World) -> None:
         busy, light = world.plane("busy"), world.plane("light")
