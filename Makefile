@@ -37,7 +37,7 @@ test-long: setup kube-assets node-assets client-assets generator-assets queue-as
 	$(BIN)/python tools/conformance.py --beside
 	ALL_PROGRAMS=1 $(BIN)/pytest -m long
 
-e2e: setup node-assets client-assets monitoring-assets ## Run the charts, the image and the monitoring on real clusters (needs root, 10 minutes)
+e2e: setup node-assets client-assets monitoring-assets ## Run the charts, the image and the monitoring on real clusters (needs root, 18 minutes)
 	ALL_PROGRAMS=1 $(BIN)/pytest -n 0 -m "" tests/integration/test_charts.py tests/integration/test_prepared_clusters.py \
 	tests/integration/test_chart_releases.py tests/integration/test_alert_rules.py tests/e2e/test_image.py \
 	tests/e2e/test_prometheus.py tests/e2e/test_installed_release.py tests/e2e/test_installed_job.py \

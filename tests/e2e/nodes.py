@@ -252,7 +252,7 @@ class RealNode:
         port = PORTS[self.number]
         run("ip", "link", "add", port, "master", BRIDGE, "type", "veth", "peer", "name", "eth0", "netns", self._pid)
         run("ip", "link", "set", port, "up")
-        run("ip", "route", "replace", self.pods, "via", self.address)  # it stays with the bridge when a node stops
+        run("ip", "route", "add", self.pods, "via", self.address)
         self.run("ip", "address", "add", f"{self.address}/24", "dev", "eth0")
         for interface in ("lo", "eth0"):
             self.run("ip", "link", "set", interface, "up")

@@ -18,7 +18,7 @@ from tapestry.local.control_planes import kubelet_flags
 from .clusters import Cluster, PhysicalCluster
 from .conftest import control_plane_of
 from .installation import SYSTEM, tapestry
-from .nodes import Kit, RealNode
+from .nodes import Kit, RealNode, network
 from .prometheus import wait_for
 from .test_installed_release import (
     IN_SYSTEM,
@@ -44,8 +44,9 @@ RENEWAL_SECONDS = 240
 
 
 @pytest.fixture
-def clusters(node_network: None, node_kit: Kit, tmp_path: Path) -> Iterator[InstalledClusters]:
+def clusters(node_kit: Kit, tmp_path: Path) -> Iterator[InstalledClusters]:
     with (
+        network(),
         virtual_cluster(tmp_path, node_kit) as virtual,
         control_plane_of(tmp_path / "east", node_kit, kubelet_flags(tmp_path / "east")) as plane,
         RealNode("n1", 1, plane, tmp_path / "east-node", node_kit) as node,
