@@ -26,7 +26,7 @@ INFORMERS = 20
 
 @dataclass
 class Forwarder:
-    """Forwards connections to an address, which may change."""
+    """Relay of connections to an address, which may change."""
 
     target: str
     address: str = ""
