@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup e2e image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-planes bench-streams conformance kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup e2e image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-planes bench-streams conformance conformance-planes kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,7 @@ test: setup $(if $(FAST),,$(VENV)/installed-bench kube-assets-if-possible) ## Ru
 
 test-long: setup kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets ## Run the long tests: soak tests, hundreds of kills, conformance
 	$(BIN)/python tools/conformance.py --beside
+	$(BIN)/python tools/conformance.py --planes
 	ALL_PROGRAMS=1 $(BIN)/pytest -m long
 
 e2e: setup node-assets client-assets monitoring-assets ## Run the charts, the image and the monitoring on real clusters (needs root, 18 minutes)
@@ -45,6 +46,9 @@ e2e: setup node-assets client-assets monitoring-assets ## Run the charts, the im
 
 conformance: setup conformance-assets ## Run the Kubernetes conformance tests that need no containers against Tapestry
 	$(BIN)/python tools/conformance.py
+
+conformance-planes: setup conformance-assets ## Run those tests that need a server on a plane among 50 busy planes
+	$(BIN)/python tools/conformance.py --planes
 
 check: setup ## Check lint, formatting, types, layers, smells and generated files
 	$(BIN)/ruff check

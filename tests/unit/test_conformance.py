@@ -46,6 +46,16 @@ def test_passes_are_counted_beside_those_of_kubernetes() -> None:
     assert beside == [alone[0], alone[1] + ",   2 with Kubernetes"]
 
 
+@pytest.mark.parametrize("arguments", [["nodes", "--planes"], ["server", "--planes", "--beside"]])
+def test_planes_run_only_the_class_server(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["conformance.py", *arguments])
+    with pytest.raises(SystemExit):
+        conformance.main()
+    assert "--planes runs only the class server" in capsys.readouterr().err
+
+
 def test_every_test_has_one_class_and_known_failures_exist() -> None:
     classes = {each: conformance.names_in(conformance.LISTS / file) for each, file in conformance.NEEDS.items()}
     assert {each: len(names) for each, names in classes.items()} == {"server": 103, "controllers": 30, "nodes": 77}

@@ -98,4 +98,4 @@ async def publish_address(plane_id: str, opened: OpenServer) -> None:
     try:
         await publish_service(opened.server, service_range(opened.config), address.host, address.port)
     except KubeError as error:
-        log.warning("Service of the plane not published", plane=plane_id, error=str(error))
+        log.warning("plane address not published", plane=plane_id, error=str(error))
