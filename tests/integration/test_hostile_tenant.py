@@ -290,9 +290,8 @@ async def audit_growth(tenant: HostileTenant) -> None:
     await tenant.check_neighbour_answers()
     logs = list((tenant.process.folder / "planes" / tenant.ids["a"]).glob("audit*"))
     sizes = [each.stat().st_size for each in logs]
-    assert len(logs) <= 5
+    assert 2 <= len(logs) <= 5  # at least one was rotated
     assert max(sizes) <= 12 << 20, sizes
-    assert sum(sizes) >= 20 << 20, sizes  # so that files were rotated
 
 
 async def statuses_of(tenant: HostileTenant, count: int, method: str, path: str, body: Any = None) -> Counter[int]:
