@@ -1,4 +1,4 @@
-"""Watch responses: each watcher gets each visible change once, in order. Encodings are shared.
+"""Watch responses, with events and bookmarks: each watcher gets each visible change once, in order.
 
 A watch at a compacted revision ends with the error Expired. A watch that falls too far behind ends without an error;
 its client resumes at the last revision it received. When the store finishes, watches end with a bookmark.
