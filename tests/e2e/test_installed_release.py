@@ -166,7 +166,7 @@ def objects(cluster: Cluster, *arguments: str) -> list[Object]:
 
 
 @pytest.fixture(scope="module")
-def site(
+def clusters(
     physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[InstalledClusters]:
     folder = tmp_path_factory.mktemp("release")
@@ -199,22 +199,22 @@ def virtual_cluster(folder: Path, node_kit: Kit) -> Iterator[PhysicalCluster]:
 
 
 def test_release_from_installation_to_uninstallation(
-    site: InstalledClusters, record_property: Callable[[str, object], None]
+    clusters: InstalledClusters, record_property: Callable[[str, object], None]
 ) -> None:
-    before = installed_objects(site.virtual)
+    before = installed_objects(clusters.virtual)
     steps = (
         *(install, prepare_and_join, run_job, run_deployment, scrape, drain_syncer, upgrade_while_pods_run),
         *(rotate_credential, close_window, use_kill_switch, unbind, uninstall),
     )
     try:
         for step in steps:
-            step(site)
+            step(clusters)
             if step is run_deployment:
-                record_property("figure", f"memory: {memory(site)}")
+                record_property("figure", f"memory: {memory(clusters)}")
     except BaseException as error:
-        error.add_note(site.diagnostics())
+        error.add_note(clusters.diagnostics())
         raise
-    left = installed_objects(site.virtual) - before
+    left = installed_objects(clusters.virtual) - before
     assert {each for each in left if SYSTEM not in each} == {
         "CustomResourceDefinition clusterbindings.cloud.tencent.com ",
         "CustomResourceDefinition resourceleasingpolicies.cloud.tencent.com ",
@@ -233,80 +233,80 @@ def installed_objects(cluster: Cluster) -> set[str]:
     return set(text.splitlines())
 
 
-def install(site: InstalledClusters) -> None:
-    install_chart(site, released_chart("tapestry"))
+def install(clusters: InstalledClusters) -> None:
+    install_chart(clusters, released_chart("tapestry"))
 
 
-def install_chart(site: InstalledClusters, path: str, *options: str) -> None:
+def install_chart(clusters: InstalledClusters, path: str, *options: str) -> None:
     repository, _, tag = image.NAME.partition(":")
     values = f"image.repository={repository},image.tag={tag}"
     values += ",syncer.kubeletService=false"  # kube-apiserver runs beside the nodes, where Services have no addresses
     chart = ("tapestry", path, IN_SYSTEM, "--create-namespace")
-    site.helm(site.virtual, "install", *chart, f"--set={values}", *options, "--wait")
+    clusters.helm(clusters.virtual, "install", *chart, f"--set={values}", *options, "--wait")
 
 
-def prepare_and_join(site: InstalledClusters) -> None:
+def prepare_and_join(clusters: InstalledClusters) -> None:
     """Each owner installs the worker chart. Joining then creates nothing in the physical cluster."""
-    for name in site.physical:
+    for name in clusters.physical:
         lease = "--set=lease.forceReclaim=true,lease.gracefulReclaimPeriodSeconds=2,quota.pods=20"
         volumes = f"--set=allowedVolumes.drivers={{{DRIVER}}},allowedVolumes.volumeHandles={{{VOLUME}}}"
-        prepare(site, name, released_chart("tapestry-worker"), lease, volumes)
-        join(site, name)
+        prepare(clusters, name, released_chart("tapestry-worker"), lease, volumes)
+        join(clusters, name)
         allowed = {"spec": {"allowedVolumes": {"drivers": [DRIVER], "volumeHandles": [VOLUME]}}}
-        site.virtual.kubectl("patch", f"clusterbinding/{name}", "--type=merge", f"--patch={json.dumps(allowed)}")
-    for each in (site.virtual, *site.physical.values()):
-        site.apply(CSI_DRIVER, each)
-    for name in site.physical:
-        wait_for_node(site, name)
+        clusters.virtual.kubectl("patch", f"clusterbinding/{name}", "--type=merge", f"--patch={json.dumps(allowed)}")
+    for each in (clusters.virtual, *clusters.physical.values()):
+        clusters.apply(CSI_DRIVER, each)
+    for name in clusters.physical:
+        wait_for_node(clusters, name)
 
 
-def prepare(site: InstalledClusters, name: str, chart: str, *options: str) -> None:
-    values = site.folder / f"{name}.yaml"
-    values.write_text(site.tapestry("join", name, "--print-worker-values"))
-    site.helm(site.physical[name], "install", "worker", chart, f"--values={values}", *options)
+def prepare(clusters: InstalledClusters, name: str, chart: str, *options: str) -> None:
+    values = clusters.folder / f"{name}.yaml"
+    values.write_text(clusters.tapestry("join", name, "--print-worker-values"))
+    clusters.helm(clusters.physical[name], "install", "worker", chart, f"--values={values}", *options)
 
 
-def wait_for_node(site: InstalledClusters, name: str) -> None:
+def wait_for_node(clusters: InstalledClusters, name: str) -> None:
     for state in ("create", "condition=Ready"):
-        site.virtual.kubectl("wait", f"node/vnode-{name}-n1", f"--for={state}", TIMEOUT)
+        clusters.virtual.kubectl("wait", f"node/vnode-{name}-n1", f"--for={state}", TIMEOUT)
 
 
-def join(site: InstalledClusters, name: str) -> None:
-    kubeconfig = site.physical[name].plane.kubeconfig
-    assert "permissions, checked as the syncer" in site.tapestry(
+def join(clusters: InstalledClusters, name: str) -> None:
+    kubeconfig = clusters.physical[name].plane.kubeconfig
+    assert "permissions, checked as the syncer" in clusters.tapestry(
         "join", name, "--cluster-kubeconfig", kubeconfig, "--prepared"
     )
 
 
-def run_job(site: InstalledClusters, name: str = "first", cluster: str = "east") -> None:
-    site.apply(JOB % (name, f"vnode-{cluster}-n1", IMAGE))
-    site.virtual.kubectl("wait", f"job/{name}", "--for=condition=Complete", TIMEOUT)
-    assert site.virtual.kubectl("logs", f"job/{name}").startswith(f"done by {name}-")
-    site.virtual.kubectl("delete", f"job/{name}", TIMEOUT)
+def run_job(clusters: InstalledClusters, name: str = "first", cluster: str = "east") -> None:
+    clusters.apply(JOB % (name, f"vnode-{cluster}-n1", IMAGE))
+    clusters.virtual.kubectl("wait", f"job/{name}", "--for=condition=Complete", TIMEOUT)
+    assert clusters.virtual.kubectl("logs", f"job/{name}").startswith(f"done by {name}-")
+    clusters.virtual.kubectl("delete", f"job/{name}", TIMEOUT)
 
 
-def run_deployment(site: InstalledClusters) -> None:
-    site.apply(WORKLOAD)
-    wait_for_rollout(site)
-    assert sorted(map(cluster_of, site.pods())) == ["east", "west"]
-    for pod in site.pods():
-        assert site.virtual.kubectl("exec", name_of(pod), "--", "cat", f"/data/{name_of(pod)}") == "hello"
+def run_deployment(clusters: InstalledClusters) -> None:
+    clusters.apply(WORKLOAD)
+    wait_for_rollout(clusters)
+    assert sorted(map(cluster_of, clusters.pods())) == ["east", "west"]
+    for pod in clusters.pods():
+        assert clusters.virtual.kubectl("exec", name_of(pod), "--", "cat", f"/data/{name_of(pod)}") == "hello"
 
 
-def files_in_volume(site: InstalledClusters) -> set[str]:
+def files_in_volume(clusters: InstalledClusters) -> set[str]:
     """Return the names in the volume, as a pod sees them: those of all pods that have mounted it."""
-    return set(site.virtual.kubectl("exec", name_of(site.pods()[0]), "--", "ls", "/data").split())
+    return set(clusters.virtual.kubectl("exec", name_of(clusters.pods()[0]), "--", "ls", "/data").split())
 
 
-def memory(site: InstalledClusters) -> str:
+def memory(clusters: InstalledClusters) -> str:
     """Return the working sets of the containers of Tapestry, as the kubelet measures them."""
-    page = site.virtual.kubectl("get", "--raw", "/api/v1/nodes/v1/proxy/metrics/resource")
+    page = clusters.virtual.kubectl("get", "--raw", "/api/v1/nodes/v1/proxy/metrics/resource")
     pattern = rf'container_memory_working_set_bytes{{container="(\w+)",namespace="{SYSTEM}",.*}} (\S+) '
     return ", ".join(f"{name} {float(size) / 1e6:.0f} MB" for name, size in re.findall(pattern, page))
 
 
-def wait_for_rollout(site: InstalledClusters) -> None:
-    site.virtual.kubectl("rollout", "status", "deployment/web", TIMEOUT)
+def wait_for_rollout(clusters: InstalledClusters) -> None:
+    clusters.virtual.kubectl("rollout", "status", "deployment/web", TIMEOUT)
 
 
 def cluster_of(pod: Object) -> str:
@@ -315,29 +315,29 @@ def cluster_of(pod: Object) -> str:
     return cluster
 
 
-def scrape(site: InstalledClusters) -> None:
+def scrape(clusters: InstalledClusters) -> None:
     """Prometheus has no access to the metrics of the release until its account has the role for readers."""
-    kubectl, account = site.virtual.kubectl, ("monitoring", "prometheus")
+    kubectl, account = clusters.virtual.kubectl, ("monitoring", "prometheus")
     kubectl("create", "namespace", account[0])
     kubectl("create", "serviceaccount", account[1], f"--namespace={account[0]}")
     kubectl("create", "role", "prometheus", IN_SYSTEM, "--verb=list,watch", "--resource=pods")
     subject = f"--serviceaccount={':'.join(account)}"
     kubectl("create", "rolebinding", "prometheus", IN_SYSTEM, "--role=prometheus", subject)
-    token = site.folder / "prometheus.token"
+    token = clusters.folder / "prometheus.token"
     token.write_text(kubectl("create", "token", account[1], f"--namespace={account[0]}"))
-    kubeconfig = kubeconfig_with(site.virtual.plane, token.read_text(), site.folder / "prometheus.kubeconfig")
-    path = program(site.virtual.assets, "prometheus", "monitoring-assets")
-    with running_prometheus(path, site.folder / "prometheus", kubeconfig, token) as server:
+    kubeconfig = kubeconfig_with(clusters.virtual.plane, token.read_text(), clusters.folder / "prometheus.kubeconfig")
+    path = program(clusters.virtual.assets, "prometheus", "monitoring-assets")
+    with running_prometheus(path, clusters.folder / "prometheus", kubeconfig, token) as server:
         server.wait_for('up{job="tapestry"} == 0')
         assert server.query("tapestry_build_info") == []
         reader = "--clusterrole=tapestry-metrics-reader"
         kubectl("create", "clusterrolebinding", "prometheus-tapestry", reader, subject)
-        names = sorted(map(name_of, objects(site.virtual, "pods", IN_SYSTEM)))
+        names = sorted(map(name_of, objects(clusters.virtual, "pods", IN_SYSTEM)))
         assert len(names) == 3 + 2 * len(NAMES)  # the default numbers of replicas
         server.wait_for(f'count(up{{job="tapestry"}} == 1) == {len(names)}')
         series = server.query('up{job="tapestry"}')
         assert sorted(each["metric"]["pod"] for each in series) == names
-        assert sorted(each["metric"]["instance"] for each in series) == sorted(metrics_endpoints(site))
+        assert sorted(each["metric"]["instance"] for each in series) == sorted(metrics_endpoints(clusters))
         elections = len(("manager", *NAMES))
         server.wait_for(f"count(sum by (election) (tapestry_is_leader) == 1) == {elections}")
         for name in NAMES:
@@ -351,14 +351,17 @@ def scrape(site: InstalledClusters) -> None:
     kubectl("delete", f"namespace/{account[0]}", TIMEOUT)
 
 
-def metrics_endpoints(site: InstalledClusters) -> list[str]:
+def metrics_endpoints(clusters: InstalledClusters) -> list[str]:
     """Return the addresses behind the Services that a ServiceMonitor of the chart selects."""
     selector = "--selector=app.kubernetes.io/part-of=tapestry,app.kubernetes.io/component=metrics"
     return [
         f"{address}:{port['port']}"
-        for service in objects(site.virtual, "services", IN_SYSTEM, selector)
+        for service in objects(clusters.virtual, "services", IN_SYSTEM, selector)
         for each in objects(
-            site.virtual, "endpointslices", IN_SYSTEM, f"--selector=kubernetes.io/service-name={name_of(service)}"
+            clusters.virtual,
+            "endpointslices",
+            IN_SYSTEM,
+            f"--selector=kubernetes.io/service-name={name_of(service)}",
         )
         for port in each["ports"]
         for endpoint in each["endpoints"]
@@ -366,126 +369,126 @@ def metrics_endpoints(site: InstalledClusters) -> list[str]:
     ]
 
 
-def drain_syncer(site: InstalledClusters) -> None:
+def drain_syncer(clusters: InstalledClusters) -> None:
     """A drain evicts the only replica of a syncer: its disruption budget allows that."""
-    syncer, node = "tapestry-syncer-east", site.virtual.node.name
-    site.virtual.kubectl("scale", f"deployment/{syncer}", "--replicas=1", IN_SYSTEM)
+    syncer, node = "tapestry-syncer-east", clusters.virtual.node.name
+    clusters.virtual.kubectl("scale", f"deployment/{syncer}", "--replicas=1", IN_SYSTEM)
     budget = (f"poddisruptionbudget/{syncer}", IN_SYSTEM, TIMEOUT)
-    site.virtual.kubectl("wait", *budget, "--for=jsonpath={.status.expectedPods}=1")
+    clusters.virtual.kubectl("wait", *budget, "--for=jsonpath={.status.expectedPods}=1")
     pods = "app.kubernetes.io/name=tapestry-syncer,app.kubernetes.io/instance=east"
     [evicted] = [
-        each for each in objects(site.virtual, "pods", IN_SYSTEM, f"--selector={pods}") if not is_deleting(each)
+        each for each in objects(clusters.virtual, "pods", IN_SYSTEM, f"--selector={pods}") if not is_deleting(each)
     ]
-    site.virtual.kubectl("drain", node, f"--pod-selector={pods}", "--timeout=120s")
-    site.virtual.kubectl("wait", f"pod/{name_of(evicted)}", IN_SYSTEM, "--for=delete", TIMEOUT)
-    site.virtual.kubectl("uncordon", node)
-    site.virtual.kubectl("rollout", "status", f"deployment/{syncer}", IN_SYSTEM, TIMEOUT)
-    run_job(site, "after-drain", "east")
+    clusters.virtual.kubectl("drain", node, f"--pod-selector={pods}", "--timeout=120s")
+    clusters.virtual.kubectl("wait", f"pod/{name_of(evicted)}", IN_SYSTEM, "--for=delete", TIMEOUT)
+    clusters.virtual.kubectl("uncordon", node)
+    clusters.virtual.kubectl("rollout", "status", f"deployment/{syncer}", IN_SYSTEM, TIMEOUT)
+    run_job(clusters, "after-drain", "east")
 
 
-def upgrade_while_pods_run(site: InstalledClusters) -> None:
+def upgrade_while_pods_run(clusters: InstalledClusters) -> None:
     """From the last released charts to those of the tree, back, and to them again: no pod changes.
 
     Each step replaces the manager and all syncers.
     """
-    before = versions(site)
+    before = versions(clusters)
     chart = ("tapestry", str(ROOT / "charts/tapestry"), IN_SYSTEM)
     values = "--set=syncer.resources.requests.cpu=150m,manager.resources.requests.cpu=150m"
     upgrade = ("upgrade", *chart, REUSE, values)
     for command, cpu in ((upgrade, "150m"), (("rollback", "tapestry", "1", IN_SYSTEM), "100m"), (upgrade, "150m")):
-        site.helm(site.virtual, *command, "--wait")
-        wait_for_syncers(site, cpu)
-        assert versions(site) == before
-    for name in site.physical:
-        set_values(site, name)
-    assert versions(site) == before
-    run_job(site, "after-upgrade", "west")
+        clusters.helm(clusters.virtual, *command, "--wait")
+        wait_for_syncers(clusters, cpu)
+        assert versions(clusters) == before
+    for name in clusters.physical:
+        set_values(clusters, name)
+    assert versions(clusters) == before
+    run_job(clusters, "after-upgrade", "west")
 
 
-def versions(site: InstalledClusters) -> dict[str, str]:
+def versions(clusters: InstalledClusters) -> dict[str, str]:
     """Return the UIDs and versions of all pods of the Deployment and of their twins."""
-    pods = [*site.pods(), *(twin for name in site.physical for twin in site.twins(name))]
+    pods = [*clusters.pods(), *(twin for name in clusters.physical for twin in clusters.twins(name))]
     return {pod["metadata"]["uid"]: pod["metadata"]["resourceVersion"] for pod in pods}
 
 
-def wait_for_syncers(site: InstalledClusters, cpu: str) -> None:
+def wait_for_syncers(clusters: InstalledClusters, cpu: str) -> None:
     """Wait until the manager has changed all syncers and their new pods are ready."""
-    for name in site.physical:
+    for name in clusters.physical:
         deployment = (f"deployment/tapestry-syncer-{name}", IN_SYSTEM, TIMEOUT)
         request = "{.spec.template.spec.containers[0].resources.requests.cpu}"
-        site.virtual.kubectl("wait", *deployment, f"--for=jsonpath={request}={cpu}")
-        site.virtual.kubectl("rollout", "status", *deployment)
+        clusters.virtual.kubectl("wait", *deployment, f"--for=jsonpath={request}={cpu}")
+        clusters.virtual.kubectl("rollout", "status", *deployment)
 
 
-def rotate_credential(site: InstalledClusters) -> None:
+def rotate_credential(clusters: InstalledClusters) -> None:
     """A new account invalidates the old token. Joining again takes a token of the new one."""
-    east = site.physical["east"]
-    before = versions(site)
+    east = clusters.physical["east"]
+    before = versions(clusters)
     account = east.kubectl(
         "get", "serviceaccounts", IN_MOUNT, "--selector=tapestry.io/cluster-binding=east", "-o", "name"
     )
     east.kubectl("delete", account.strip(), IN_MOUNT)
-    set_values(site, "east")
-    join(site, "east")
-    site.virtual.kubectl("wait", "clusterbinding/east", "--for=condition=Ready", TIMEOUT)
-    run_job(site, "after-rotation", "east")
-    assert versions(site) == before
+    set_values(clusters, "east")
+    join(clusters, "east")
+    clusters.virtual.kubectl("wait", "clusterbinding/east", "--for=condition=Ready", TIMEOUT)
+    run_job(clusters, "after-rotation", "east")
+    assert versions(clusters) == before
 
 
-def close_window(site: InstalledClusters) -> None:
+def close_window(clusters: InstalledClusters) -> None:
     """The owner sets a window that is open. Pods run until its end, and then in the other cluster."""
-    before = versions(site)
+    before = versions(clusters)
     edge = (datetime.now(UTC) + timedelta(minutes=2)).replace(second=0, microsecond=0)
     window = {"start": f"{edge - timedelta(hours=1):%H:%M}", "end": f"{edge:%H:%M}"}
-    set_values(site, "east", f"--set-json=lease.windows={json.dumps([window])}", "--set=lease.timeZone=UTC")
-    site.virtual.kubectl("wait", "node/vnode-east-n1", f"--for=jsonpath={LEASE_ENDS}={timestamp(edge)}", TIMEOUT)
-    assert versions(site) == before
-    written = files_in_volume(site)
-    wait_until_gone(site, "east")
+    set_values(clusters, "east", f"--set-json=lease.windows={json.dumps([window])}", "--set=lease.timeZone=UTC")
+    clusters.virtual.kubectl("wait", "node/vnode-east-n1", f"--for=jsonpath={LEASE_ENDS}={timestamp(edge)}", TIMEOUT)
+    assert versions(clusters) == before
+    written = files_in_volume(clusters)
+    wait_until_gone(clusters, "east")
     assert datetime.now(UTC) >= edge
-    wait_for_rollout(site)
-    assert list(map(cluster_of, site.pods())) == ["west", "west"]
-    assert files_in_volume(site) > written  # also of the pod that ran in the other cluster
+    wait_for_rollout(clusters)
+    assert list(map(cluster_of, clusters.pods())) == ["west", "west"]
+    assert files_in_volume(clusters) > written  # also of the pod that ran in the other cluster
 
 
-def set_values(site: InstalledClusters, name: str, *values: str) -> None:
+def set_values(clusters: InstalledClusters, name: str, *values: str) -> None:
     chart = ("worker", str(ROOT / "charts/tapestry-worker"))
-    site.helm(site.physical[name], "upgrade", *chart, REUSE, *values)
+    clusters.helm(clusters.physical[name], "upgrade", *chart, REUSE, *values)
 
 
-def wait_until_gone(site: InstalledClusters, name: str) -> None:
-    twins = [f"pod/{name_of(twin)}" for twin in site.twins(name)]
+def wait_until_gone(clusters: InstalledClusters, name: str) -> None:
+    twins = [f"pod/{name_of(twin)}" for twin in clusters.twins(name)]
     if twins:
-        site.physical[name].kubectl("wait", *twins, IN_MOUNT, "--for=delete", TIMEOUT)
+        clusters.physical[name].kubectl("wait", *twins, IN_MOUNT, "--for=delete", TIMEOUT)
 
 
-def use_kill_switch(site: InstalledClusters) -> None:
-    reclaimed = [f"pod/{name_of(pod)}" for pod in site.pods()]
-    set_values(site, "west", "--set=reclaimNow=true")
-    wait_until_gone(site, "west")
-    site.virtual.kubectl("wait", *reclaimed, "--for=delete", TIMEOUT)
-    assert site.twins("west") == []
-    set_values(site, "west", "--set=reclaimNow=false")
-    wait_for_rollout(site)
+def use_kill_switch(clusters: InstalledClusters) -> None:
+    reclaimed = [f"pod/{name_of(pod)}" for pod in clusters.pods()]
+    set_values(clusters, "west", "--set=reclaimNow=true")
+    wait_until_gone(clusters, "west")
+    clusters.virtual.kubectl("wait", *reclaimed, "--for=delete", TIMEOUT)
+    assert clusters.twins("west") == []
+    set_values(clusters, "west", "--set=reclaimNow=false")
+    wait_for_rollout(clusters)
 
 
-def unbind(site: InstalledClusters) -> None:
-    for name in site.physical:
-        if name == list(site.physical)[-1]:
+def unbind(clusters: InstalledClusters) -> None:
+    for name in clusters.physical:
+        if name == list(clusters.physical)[-1]:
             with pytest.raises(RuntimeError, match="tapestry-uninstall-check failed"):
-                site.helm(site.virtual, "uninstall", "tapestry", IN_SYSTEM)
-        site.tapestry("unjoin", name)
-        assert objects(site.physical[name], SYNCED_KINDS, "--all-namespaces", OURS) == []
-        assert objects(site.virtual, "nodes", f"--selector={keys.CLUSTER_BINDING}={name}") == []
-        site.helm(site.physical[name], "uninstall", "worker", "--wait")
-        site.physical[name].kubectl("wait", f"namespace/{MOUNT}", "--for=delete", TIMEOUT)
+                clusters.helm(clusters.virtual, "uninstall", "tapestry", IN_SYSTEM)
+        clusters.tapestry("unjoin", name)
+        assert objects(clusters.physical[name], SYNCED_KINDS, "--all-namespaces", OURS) == []
+        assert objects(clusters.virtual, "nodes", f"--selector={keys.CLUSTER_BINDING}={name}") == []
+        clusters.helm(clusters.physical[name], "uninstall", "worker", "--wait")
+        clusters.physical[name].kubectl("wait", f"namespace/{MOUNT}", "--for=delete", TIMEOUT)
 
 
-def uninstall(site: InstalledClusters) -> None:
-    site.virtual.kubectl("delete", "deployment/web", "configmap/page", TIMEOUT)
-    uninstall_chart(site)
+def uninstall(clusters: InstalledClusters) -> None:
+    clusters.virtual.kubectl("delete", "deployment/web", "configmap/page", TIMEOUT)
+    uninstall_chart(clusters)
 
 
-def uninstall_chart(site: InstalledClusters) -> None:
-    site.helm(site.virtual, "uninstall", "tapestry", IN_SYSTEM, "--wait")
-    site.virtual.kubectl("wait", "pods", "--all", IN_SYSTEM, "--for=delete", TIMEOUT)
+def uninstall_chart(clusters: InstalledClusters) -> None:
+    clusters.helm(clusters.virtual, "uninstall", "tapestry", IN_SYSTEM, "--wait")
+    clusters.virtual.kubectl("wait", "pods", "--all", IN_SYSTEM, "--for=delete", TIMEOUT)

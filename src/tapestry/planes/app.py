@@ -61,7 +61,7 @@ ADMIN_LIFETIME = timedelta(days=365)
 """Lifetime of the token in the kubeconfig of the management API; each start issues a new one."""
 
 MountRoutes = Callable[[Routes], Mapping[str, MountedHandler]]
-"""Returns the handlers of the plain REST API, with the HTTP interfaces of these routes."""
+"""Return the handlers of the plain REST API, with the HTTP interfaces of these routes."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ async def in_slices(versions: Sequence[ObjectVersion]) -> AsyncIterator[ObjectVe
 
 
 class IdlePlanes:
-    """Closes planes that are idle, and opens sleeping planes that have work to do."""
+    """Close planes that are idle, and open sleeping planes that have work to do."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ READY_STATES = frozenset({PlaneState.OPEN, PlaneState.ASLEEP})
 
 
 class PlaneFailed(Exception):
-    """Raised if a plane cannot open. The controller tries again later."""
+    """Error if a plane cannot open. The controller tries again later."""
 
 
 BASIC_FIELDS = frozenset({"backend", "state", "suspendReason", "process"})
@@ -61,7 +61,7 @@ PLANE_DATA = PlaneData()
 
 @dataclass(frozen=True)
 class PlaneReconciler:
-    """Keeps the planes of this process in the state that their records ask for."""
+    """Keep the planes of this process in the state that their records ask for."""
 
     config: PlanesConfig
     planes: Informer
@@ -69,7 +69,7 @@ class PlaneReconciler:
     client: Client
     now: Callable[[], datetime]
     address_of: Callable[[str], str]
-    """Returns the URL of a plane by its id."""
+    """Return the URL of a plane by its id."""
     data: PlaneData
     processes: Processes
     group_key: GroupKey | None

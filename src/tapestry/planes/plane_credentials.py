@@ -32,7 +32,7 @@ VERIFICATION_ERRORS = (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeE
 
 @dataclass(frozen=True)
 class SignedTokenAuthenticator:
-    """Authenticates service account tokens by signature, audience and lifetime."""
+    """Authenticate service account tokens by signature, audience and lifetime."""
 
     keys: Callable[[], TokenKeys | None]
     issuer: str
@@ -60,7 +60,7 @@ class PlaneCredentials:
         audiences = config.api_audiences or [config.service_account_issuer]
         account_tokens = SignedTokenAuthenticator(keys, config.service_account_issuer, audiences, now)
         self.authenticate = UnionAuthenticator(build_authenticators(config, now, account_tokens), allow_anonymous=False)
-        """Returns the user of a request. Raises Unauthorized, also for a request without credentials."""
+        """Return the user of a request. Raises Unauthorized, also for a request without credentials."""
         self._ca_files = [
             ReloadingFile(each, load_certificates)
             for each in client_ca_files(CertificateAuthority(folder / KEYS_FOLDER), config.tls)

@@ -55,7 +55,7 @@ class PlaneKeys:
 
     planes: PlaneSet
     issue_serving_certificate: Callable[[str], object]
-    """Issues the serving certificate of a plane, unless it exists."""
+    """Issue the serving certificate of a plane, unless it exists."""
     now: Callable[[], datetime]
 
     async def issue_token(

@@ -49,7 +49,7 @@ class LoadedCredentials(NamedTuple):
 
 
 class PlaneListener:
-    """Listens for all planes on one port, and for single planes on their own ports."""
+    """Listen for all planes on one port, and for single planes on their own ports."""
 
     def __init__(
         self,

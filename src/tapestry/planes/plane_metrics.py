@@ -76,7 +76,7 @@ class PlaneMetrics:
 
 
 class PlaneCollector(Collector):
-    """Collects the series of planes by id. The series of a plane with an empty id have no label for it."""
+    """Collect the series of planes by id. The series of a plane with an empty id have no label for it."""
 
     def __init__(self, planes: Mapping[str, PlaneMetrics]) -> None:
         self._planes = planes

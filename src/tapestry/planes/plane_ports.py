@@ -81,7 +81,7 @@ class PlanePorts:
 
 @dataclass(frozen=True)
 class PortReconciler:
-    """Gives each plane that this process holds a port, and writes it to the status of its record."""
+    """Give each plane that this process holds a port, and write it to the status of its record."""
 
     process: str
     ports: PlanePorts

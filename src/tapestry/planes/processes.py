@@ -55,7 +55,7 @@ class Processes:
 
     own_name: str
     elector: Elector | None
-    """Renews the Lease of this process. None if it is alone, with a management API of its own."""
+    """Renew the Lease of this process. None if it is alone, with a management API of its own."""
     monotonic: Callable[[], float] = time.monotonic
     is_named_only: bool = False
     """Take only planes whose records name this process."""

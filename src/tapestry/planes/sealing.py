@@ -22,7 +22,7 @@ FORMAT = b"\x01"
 
 
 class SealError(ValueError):
-    """Raised if a sealed value cannot be opened. The message says why and what to do."""
+    """Error if a sealed value cannot be opened. The message says why and what to do."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ CONTENTION_NS = 100_000_000
 
 
 class WorkScheduler:
-    """Schedules the steps of all planes of an event loop."""
+    """Schedule the steps of all planes of an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         """Create the scheduler. `clock` returns nanoseconds."""

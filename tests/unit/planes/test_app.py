@@ -53,7 +53,7 @@ async def test_credentials_of_a_plane_do_not_work_elsewhere(tmp_path: Path) -> N
                     await client.list(NAMESPACES)
 
 
-async def test_user_without_groups_has_no_rights_in_the_management_api(tmp_path: Path) -> None:
+async def test_user_without_groups_has_no_management_rights(tmp_path: Path) -> None:
     async with running_planes(tmp_path / "data") as (_, management):
         await create_plane(management, "one")
         async with client_with(await kubeconfig_of(management, "one", tmp_path / "one", user="eve", groups=[])) as eve:
@@ -88,7 +88,7 @@ async def test_copy_outlives_its_source(tmp_path: Path) -> None:
             assert await client.get(CONFIGMAPS, "mine", "default")
 
 
-async def test_plane_in_memory_is_copied_to_a_folder_while_it_is_open(tmp_path: Path) -> None:
+async def test_open_plane_in_memory_is_copied_to_folder(tmp_path: Path) -> None:
     async with running_planes(tmp_path / "data") as (_, management):
         await create_plane(management, "one", backend="memory")
         async with client_with(await kubeconfig_of(management, "one", tmp_path / "one")) as client:

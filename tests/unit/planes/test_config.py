@@ -23,7 +23,7 @@ def test_invalid_settings_are_named(settings: dict[str, Any], message: str) -> N
         PlanesConfig(**settings)
 
 
-def test_planes_and_management_api_share_no_folder_and_no_prefix() -> None:
+def test_planes_share_no_folder_or_prefix_with_management() -> None:
     config = PlanesConfig(data="d", backend="etcd")
     servers = [management_server_config(config), *(plane_server_config(config, each, PlaneSpec()) for each in "ab")]
     assert len({each.file_rootpath for each in servers}) == 3

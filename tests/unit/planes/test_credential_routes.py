@@ -254,7 +254,7 @@ async def revoke_grant(management: Client, right: str) -> None:
 
 
 @pytest.mark.parametrize(("user", "status"), [("ada", 403), ("", 401)])
-async def test_caller_without_rights_is_rejected_before_its_body_is_read(
+async def test_caller_is_rejected_before_its_body_is_read(
     running: tuple[PlaneProcess, Client], tmp_path: Path, user: str, status: int
 ) -> None:
     process, management = running

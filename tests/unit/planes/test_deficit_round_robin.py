@@ -50,7 +50,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS)
-def test_each_item_is_returned_once_in_order_and_no_batch_is_empty(actions: list[tuple[str, int]]) -> None:
+def test_each_item_is_returned_once_in_order(actions: list[tuple[str, int]]) -> None:
     simulation = Simulation()
     pushed = []
     for owner, cost in actions:

@@ -35,9 +35,7 @@ async def test_name_that_cannot_be_resolved_is_skipped() -> None:
     assert (await with_denied_host_addresses(config, {})).egress_denied_cidrs == ["192.0.2.5/32"]
 
 
-async def test_planes_of_a_pod_cannot_reach_the_api_server_of_its_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_planes_in_a_pod_cannot_reach_its_api_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.9")
     async with running_planes(tmp_path / "data", egress_allowed_cidrs=["192.0.2.0/24"]) as (process, management):
         entry = await wait_until_open(process, await create_plane(management, "one", controllers=["none"]))

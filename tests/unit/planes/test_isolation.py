@@ -172,7 +172,7 @@ async def test_metrics_of_a_plane_are_its_own(world: World) -> None:
     assert any(line.startswith("tapestry_plane_cpu_seconds_total ") and float(line.split()[1]) > 0 for line in lines)
 
 
-async def test_process_has_few_series_per_open_plane_and_no_custom_kinds(world: World) -> None:
+async def test_process_has_few_series_per_open_plane(world: World) -> None:
     await define_gadgetries(world.a)
     page = metrics.render()[0].decode()
     assert "gadgetr" not in page
@@ -222,7 +222,7 @@ async def test_audit_log_of_a_plane_has_only_its_requests(world: World) -> None:
 # -- limits
 
 
-async def test_plane_at_its_object_limit_gets_403_and_its_neighbour_does_not(world: World) -> None:
+async def test_only_plane_at_its_object_limit_gets_403(world: World) -> None:
     size = 1_000_000
     statuses = []
     for number in range(6):
@@ -246,7 +246,7 @@ async def test_impersonation_does_not_lift_limits(world: World) -> None:
     assert (await world.a("POST", "/api/v1/namespaces/kube-system/configmaps", {"metadata": {"name": "x"}}))[0] == 403
 
 
-async def test_plane_with_too_many_watches_gets_429_and_its_neighbour_does_not(world: World) -> None:
+async def test_only_plane_with_too_many_watches_gets_429(world: World) -> None:
     async with AsyncExitStack() as stack:
 
         async def watch(tenant: Tenant) -> aiohttp.ClientResponse:
@@ -259,7 +259,7 @@ async def test_plane_with_too_many_watches_gets_429_and_its_neighbour_does_not(w
 
 
 @pytest.mark.parametrize("path", [MAPS, "/healthz"])
-async def test_plane_with_too_many_requests_gets_429_and_its_neighbour_does_not(world: World, path: str) -> None:
+async def test_only_plane_with_too_many_requests_gets_429(world: World, path: str) -> None:
     limiter = world.a.plane.opened.http_handler.inflight_limiter
     slots = [limiter.acquire("GET", "plane-one-admin", exempt=True) for _ in range(4)]
     assert (await world.a("GET", path))[0] == 429
@@ -361,7 +361,7 @@ async def bound_pod(tenant: Tenant, address: str, port: int) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "169.254.169.254", "192.0.2.1"])
-async def test_kubelet_at_an_address_of_a_tenant_is_not_called(world: World, listener: Listener, address: str) -> None:
+async def test_kubelet_at_tenant_address_is_not_called(world: World, listener: Listener, address: str) -> None:
     await bound_pod(world.a, address, listener.port)
     upgrade = {"Connection": "Upgrade", "Upgrade": "SPDY/3.1"}
     for path, headers in (
@@ -377,7 +377,7 @@ async def test_kubelet_at_an_address_of_a_tenant_is_not_called(world: World, lis
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.96.0.1", "192.0.2.1"])
-async def test_pod_at_an_address_of_a_tenant_is_not_called(world: World, listener: Listener, address: str) -> None:
+async def test_pod_at_tenant_address_is_not_called(world: World, listener: Listener, address: str) -> None:
     await bound_pod(world.a, "192.0.2.7", listener.port)
     code, _ = await world.a(
         "PATCH",

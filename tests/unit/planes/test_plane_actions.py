@@ -40,9 +40,7 @@ def test_holder_deletes_a_plane_that_it_should_release() -> None:
 
 
 @pytest.mark.parametrize(("is_candidate", "expected"), [(True, Ownership.CLAIMABLE), (False, Ownership.OTHER)])
-def test_candidate_deletes_a_plane_that_was_released_for_another_process(
-    is_candidate: bool, expected: Ownership
-) -> None:
+def test_candidate_deletes_plane_released_for_another_process(is_candidate: bool, expected: Ownership) -> None:
     spec = PlaneSpec(process="apiserver")
     assert ownership(new_plane(deleting=True), spec, "here", is_candidate=is_candidate) is expected
 

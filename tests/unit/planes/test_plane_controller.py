@@ -179,7 +179,7 @@ async def running_process() -> AsyncIterator[tuple[Client, RecordedPlanes]]:
 
 
 @in_virtual_time
-async def test_plane_with_invalid_spec_tells_why_and_can_be_suspended_and_deleted() -> None:
+async def test_plane_with_invalid_spec_can_be_suspended_and_deleted() -> None:
     async with running_process() as (client, planes):
         await client.create(PLANES, object_named("p") | {"spec": {"limits": {"bytes": "-1"}}})
         failed = await wait_for_phase(client, "Failed")
@@ -193,7 +193,7 @@ async def test_plane_with_invalid_spec_tells_why_and_can_be_suspended_and_delete
 
 
 @in_virtual_time
-async def test_size_that_no_schema_rejects_is_reported_until_it_is_changed() -> None:
+async def test_invalid_size_is_reported_until_it_changes() -> None:
     async with running_process() as (client, _):
         await client.create(PLANES, object_named("p") | {"spec": {"limits": {"bytes": "1e999"}}})
         failed = await wait_for_phase(client, "Failed")
@@ -239,7 +239,7 @@ async def test_attempts_become_rarer_even_if_each_message_differs() -> None:
 
 
 @in_virtual_time
-async def test_process_that_stops_does_not_report_its_planes_as_asleep() -> None:
+async def test_stopping_process_does_not_report_planes_asleep() -> None:
     async with running_process() as (client, planes):
         await client.create(PLANES, object_named("p") | {"spec": {"idleSeconds": 60}})
         await wait_for_phase(client, "Open")
@@ -254,7 +254,7 @@ async def test_process_that_stops_does_not_report_its_planes_as_asleep() -> None
 
 
 @in_virtual_time
-async def test_process_that_stops_while_a_plane_opens_does_not_report_it_as_asleep() -> None:
+async def test_stopping_process_does_not_report_opening_planes_asleep() -> None:
     async with running_process() as (client, planes):
         planes.may_open.clear()
         await client.create(PLANES, object_named("p") | {"spec": {}})
@@ -266,7 +266,7 @@ async def test_process_that_stops_while_a_plane_opens_does_not_report_it_as_asle
 
 
 @in_virtual_time
-async def test_plane_that_another_process_has_taken_is_claimed_in_a_later_epoch() -> None:
+async def test_plane_taken_elsewhere_is_claimed_in_later_epoch() -> None:
     async with running_process() as (client, planes):
         await client.create(PLANES, object_named("p") | {"spec": {}})
         await wait_for_phase(client, "Open")

@@ -92,7 +92,7 @@ def test_malformed_files_are_errors(tmp_path: Path) -> None:
         credentials_in(tmp_path)
 
 
-def test_only_the_ca_of_the_plane_has_issued_its_certificates(tmp_path: Path) -> None:
+def test_certificates_are_issued_by_the_plane_ca(tmp_path: Path) -> None:
     authorities = [CertificateAuthority(tmp_path / each) for each in ("a", "b")]
     for each in authorities:
         each.certificate_pem()

@@ -67,7 +67,7 @@ def test_open_plane_is_not_deleted(tmp_path: Path) -> None:
     log.close()
 
 
-def test_leftovers_are_removed_and_planes_kept(tmp_path: Path) -> None:
+def test_leftovers_are_removed_and_planes_remain(tmp_path: Path) -> None:
     for each in ("known", "unknown"):
         create_plane_folder(tmp_path, each)
     leftover = tmp_path / f"{TEMPORARY_PREFIX}x"

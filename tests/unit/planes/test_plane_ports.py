@@ -119,7 +119,7 @@ async def test_new_plane_skips_ports_of_other_programs(tmp_path: Path, first: in
             assert (await create(management, "one"))["status"]["port"] == first + 1
 
 
-async def test_plane_waits_for_its_port_while_another_program_uses_it(tmp_path: Path, first: int) -> None:
+async def test_plane_waits_for_its_port_in_use(tmp_path: Path, first: int) -> None:
     ports = f"{first}-{first + 2}"
     async with running_planes(tmp_path / "data", port_range=ports) as (_, management):
         await create(management, "one")

@@ -33,7 +33,7 @@ def test_candidate_is_one_of_the_processes(plane: str, processes: set[str]) -> N
 
 
 @given(st.text(max_size=16), NAMES, st.text(min_size=1, max_size=5))
-def test_only_planes_of_a_process_move_when_it_joins_or_leaves(plane: str, processes: set[str], other: str) -> None:
+def test_joining_process_moves_only_its_own_planes(plane: str, processes: set[str], other: str) -> None:
     without, together = processes - {other}, processes | {other}
     assert candidate_for(plane, together) in (other, candidate_for(plane, without))
 
@@ -159,7 +159,7 @@ async def test_each_plane_is_taken_by_its_candidate() -> None:
 
 
 @in_virtual_time
-async def test_planes_of_a_stopped_process_stay_and_new_ones_go_elsewhere() -> None:
+async def test_new_planes_avoid_a_stopped_process() -> None:
     api = new_api()
     async with running(Process(api, "a")) as a:
         async with running(Process(api, "b")):
@@ -176,7 +176,7 @@ async def test_planes_of_a_stopped_process_stay_and_new_ones_go_elsewhere() -> N
 
 
 @in_virtual_time
-async def test_planes_wait_for_a_dead_candidate_until_its_lease_expires() -> None:
+async def test_planes_wait_until_lease_of_dead_candidate_expires() -> None:
     api, clock = new_api(), running_clock()
     async with running(Process(api, "a")), running(Process(api, "b")) as b:
         b.cut_off()
@@ -187,7 +187,7 @@ async def test_planes_wait_for_a_dead_candidate_until_its_lease_expires() -> Non
 
 
 @in_virtual_time
-async def test_process_that_cannot_renew_its_lease_stops_writing_before_it_is_considered_dead() -> None:
+async def test_process_without_lease_stops_writing_before_it_expires() -> None:
     api = new_api()
     async with running(Process(api, "a")) as a, running(Process(api, "b")) as b:
         await create_planes(Client(api), 8)
@@ -219,7 +219,7 @@ async def test_plane_moves_to_the_process_that_its_record_names() -> None:
 
 
 @in_virtual_time
-async def test_plane_in_a_folder_fails_where_the_folder_does_not_exist() -> None:
+async def test_plane_fails_where_its_folder_does_not_exist() -> None:
     api = new_api()
     client = Client(api)
     async with running(Process(api, "a")) as a, running(Process(api, "b")) as b:
@@ -236,7 +236,7 @@ async def test_plane_in_a_folder_fails_where_the_folder_does_not_exist() -> None
 
 
 @in_virtual_time
-async def test_copies_of_a_plane_in_a_folder_are_taken_by_the_process_with_the_folder() -> None:
+async def test_process_with_the_folder_takes_copies() -> None:
     api = new_api()
     async with running(Process(api, "a")), running(Process(api, "b")) as b:
         await create_planes(Client(api), 1, "source", process="b")
@@ -248,7 +248,7 @@ async def test_copies_of_a_plane_in_a_folder_are_taken_by_the_process_with_the_f
 
 
 @in_virtual_time
-async def test_copies_that_are_created_with_their_source_are_taken_by_the_same_process() -> None:
+async def test_copies_created_with_their_source_share_its_process() -> None:
     api = new_api()
     async with running(Process(api, "a")), running(Process(api, "b")):
         for number in range(8):
@@ -262,7 +262,7 @@ async def test_copies_that_are_created_with_their_source_are_taken_by_the_same_p
 
 
 @in_virtual_time
-async def test_copy_of_a_plane_in_the_folder_of_another_process_fails() -> None:
+async def test_copy_from_folder_of_another_process_fails() -> None:
     api = new_api()
     client = Client(api)
     async with running(Process(api, "a")), running(Process(api, "b")):

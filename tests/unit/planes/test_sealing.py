@@ -52,7 +52,7 @@ def test_truncated_values_are_refused(length: int) -> None:
         unseal(KEY, "a", "b", seal(KEY, "a", "b", b"")[: min(length, 36)])
 
 
-def test_secret_is_not_shown() -> None:
+def test_secret_is_not_printed() -> None:
     assert "kkk" not in repr(KEY)
 
 

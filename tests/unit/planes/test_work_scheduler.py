@@ -73,7 +73,7 @@ def test_time_of_steps_is_summed_without_waits(run: Callable[[Scenario], None]) 
     run(scenario)
 
 
-def test_tasks_of_a_plane_are_measured_and_others_are_not(run: Callable[[Scenario], None]) -> None:
+def test_only_tasks_of_a_plane_are_measured(run: Callable[[Scenario], None]) -> None:
     async def scenario(world: World) -> None:
         plane = world.plane("a")
 
@@ -169,7 +169,7 @@ def test_nothing_waits_while_iterations_are_short(run: Callable[[Scenario], None
     run(scenario)
 
 
-def test_burst_on_an_idle_event_loop_waits_after_two_slices(run: Callable[[Scenario], None]) -> None:
+def test_burst_on_idle_loop_waits_after_two_slices(run: Callable[[Scenario], None]) -> None:
     async def scenario(world: World) -> None:
         planes = world.plane("a"), world.plane("b")
         for plane in planes:
@@ -187,7 +187,7 @@ def test_burst_on_an_idle_event_loop_waits_after_two_slices(run: Callable[[Scena
     run(scenario)
 
 
-def test_event_loop_with_little_work_is_not_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_loop_with_little_work_may_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         world, loop = World(asyncio.get_running_loop()), asyncio.get_running_loop()
         plane, callbacks = world.plane(), list[object]()
@@ -206,7 +206,7 @@ def test_event_loop_with_little_work_is_not_kept_awake(monkeypatch: pytest.Monke
     asyncio.run(scenario())
 
 
-def test_light_plane_is_not_behind_all_work_of_a_busy_one(run: Callable[[Scenario], None]) -> None:
+def test_light_plane_does_not_wait_for_a_busy_one(run: Callable[[Scenario], None]) -> None:
     async def scenario(world: World) -> None:
         busy, light = world.plane("busy"), world.plane("light")
         await light.run(world.steps(1, 0.1, "light"))
