@@ -34,6 +34,8 @@ log = logger(__name__)
 
 HOLD_SECONDS = 5.0
 """Seconds that a request waits for its plane to open."""
+CLOSING_CODES = frozenset({401, MISDIRECTED})
+"""Codes after which the connection is closed: a load balancer may know another process that holds the plane."""
 RETRY_SECONDS = 1
 """Seconds after which a client may repeat a request for a plane that is opening."""
 RELOAD_SECONDS = 10.0
@@ -76,7 +78,7 @@ class PlaneListener:
         try:
             plane, credentials = await self._plane_for(exchange)
         except ApiError as error:
-            exchange.keep_alive = exchange.keep_alive and error.code != MISDIRECTED
+            exchange.keep_alive = exchange.keep_alive and error.code not in CLOSING_CODES
             send_response(exchange, status_response(error))
             return
         await plane.opened.http_handler.handle(exchange, credentials)
