@@ -295,7 +295,7 @@ async def test_named_only_process_holds_only_planes_that_name_it() -> None:
     api = new_api()
     client = Client(api)
     async with running(Process(api, "a")) as a, running(Process(api, "b", is_named_only=True)) as b:
-        planes = await create_planes(client, 8)
+        planes = await create_planes(client, 8, backend="memory")
         assert set(holders_of(planes).values()) == {"a"}
         await client.patch(PLANES, planes[0], {"spec": {"process": "b"}})
         await wait_until(lambda: b.open_planes == {plane_id(planes[0])})
