@@ -204,6 +204,16 @@ async def test_concurrent_patches_without_a_version_are_all_applied(etcd: Etcd, 
         assert len((await one("GET", f"{CONFIGMAPS}/m"))[1]["data"]) == 60
 
 
+@pytest.mark.parametrize("count", [80_000, 140_000])
+async def test_object_that_etcd_does_not_accept_is_too_large(etcd: Etcd, tmp_path: Path, count: int) -> None:
+    """The managed fields of many short keys are longer than the keys. etcd and gRPC have limits of their own."""
+    async with new_server(tmp_path / "own", Servers(servers=[etcd.url], prefix="/large")) as api:
+        status, body = await api("POST", CONFIGMAPS, {**new_map("m"), "data": {f"{n:06}": "" for n in range(count)}})
+        assert (status, body["reason"]) == (413, "RequestEntityTooLarge")
+        assert "raise --max-request-bytes of etcd" in body["message"]
+        assert (await api("GET", f"{CONFIGMAPS}/m"))[0] == 404
+
+
 async def test_server_answers_503_until_etcd_returns(
     kube_assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tapestry.apiserver.core.store import OutcomeUnknown, StorageError, StorageUnavailable
+from tapestry.apiserver.core.store import ObjectTooLarge, OutcomeUnknown, StorageError, StorageUnavailable
 from tapestry.kube.errors import (
     AlreadyExists,
     ApiError,
@@ -192,9 +192,11 @@ def request_timed_out() -> Timeout:
     return Timeout(504, "Timeout", "Timeout: request did not complete within the allotted timeout")
 
 
-def storage_failure(error: StorageError) -> ServerError:
-    """Map a failed write to 503 if it can be retried, 504 if its outcome is unknown, 500 otherwise."""
+def storage_failure(error: StorageError) -> ApiError:
+    """Map a failed write to 413 or 503 for its size or an outage, 504 if its outcome is unknown, 500 otherwise."""
     match error:
+        case ObjectTooLarge():
+            return TooLarge(413, "RequestEntityTooLarge", f"Request entity too large: {error}")
         case StorageUnavailable():
             return Unavailable(503, "ServiceUnavailable", str(error), details={"retryAfterSeconds": 1})
         case OutcomeUnknown():

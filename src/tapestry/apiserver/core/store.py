@@ -60,6 +60,10 @@ class OutcomeUnknown(StorageError):
     """Error if a write was sent but its result is unknown."""
 
 
+class ObjectTooLarge(StorageError):
+    """Error if the backend accepts no object of this size. Nothing was written."""
+
+
 class VersionConflict(Exception):
     """Error if the object changed since the writer read it."""
 

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from tapestry.apiserver.core.epochs import EpochFence, EpochLost
-from tapestry.apiserver.core.store import OutcomeUnknown, StorageError, StorageUnavailable
+from tapestry.apiserver.core.store import ObjectTooLarge, OutcomeUnknown, StorageError, StorageUnavailable
 from tapestry.apiserver.storage.etcd.messages import (
     COMPARE_LESS,
     COMPARE_MOD_REVISION,
@@ -57,6 +57,8 @@ REJECTION_CODES = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 """Codes which guarantee that etcd did not apply the request."""
+TOO_LARGE_TEXTS = ("request is too large", "received message larger than max")
+"""Parts of the messages of etcd and gRPC about the size of a request, for which there is no code."""
 
 
 class KeyValue(NamedTuple):
@@ -361,6 +363,9 @@ class EtcdClient:
             return await call(request, timeout=CALL_TIMEOUT)
         except grpc.aio.AioRpcError as error:
             if error.code() in REJECTION_CODES:
+                if any(text in (error.details() or "") for text in TOO_LARGE_TEXTS):
+                    advice = "store less in one object, or raise --max-request-bytes of etcd"
+                    raise ObjectTooLarge(f"etcd accepts no object of this size: {advice}") from error
                 raise StorageError(f"etcd at {url}: nothing was written: {grpc_error_text(error)}") from error
             unknown = "the result of this write is unknown: read the object before you retry"
             message = f"etcd at {url}: {grpc_error_text(error)}; {unknown}"
