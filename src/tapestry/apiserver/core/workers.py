@@ -146,7 +146,10 @@ class Worker:
             raise
         # not when this task continues, because others wait for the thread and the task may have to wait for its turn
         result.add_done_callback(lambda _: self.thread_queue.release())
-        return await result
+        try:
+            return await result
+        finally:
+            del result  # an error refers to this frame, and the future to the error: a cycle with the whole request
 
     def _call(self, function: Callable[[], T]) -> T:
         checkpoint()  # the deadline may have passed while it waited
