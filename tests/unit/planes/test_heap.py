@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tapestry.apiserver.serving.active_requests import RequestKind
+from tapestry.apiserver.core.workers import LARGE_BYTES
 from tapestry.controller.testing import run
 from tapestry.planes.heap import FREEZE_DELAY, MAX_COLLECTED_PLANES, Heap
 
@@ -81,7 +82,10 @@ def test_planes_that_are_open_are_never_collected_again() -> None:
 
 
 BODY = b'{"metadata":{"generateName":"x"}}'
+LARGE_BODY = b'{"metadata":{"generateName":"x"},"data":{"a":"%b","not valid":""}}' % (b"x" * LARGE_BYTES)
+"""A body that is validated in a thread, with an error."""
 REQUESTS = (
+    ("POST", MAPS, LARGE_BODY),
     *(("GET", MAPS, b""), ("POST", MAPS, BODY), ("POST", MAPS, b"{"), ("DELETE", MAPS, b"")),
     *(("GET", "/api/v1/namespaces/none", b""), ("GET", "/openapi/v3", b""), ("GET", "/none", b"")),
 )
