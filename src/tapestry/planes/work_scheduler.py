@@ -179,3 +179,4 @@ def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
             yield waits_for
         except BaseException as raised:  # noqa: BLE001  the coroutine gets it, even GeneratorExit
             error = raised
+        waits_for = None  # a future refers to its error, and the error to this frame

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tapestry.apiserver.serving.active_requests import RequestKind
 from tapestry.apiserver.core.workers import LARGE_BYTES
+from tapestry.apiserver.serving.active_requests import RequestKind
 from tapestry.controller.testing import run
 from tapestry.planes.heap import FREEZE_DELAY, MAX_COLLECTED_PLANES, Heap
 
