@@ -81,7 +81,7 @@ async def leased_pod(folder: Path, kit: Kit) -> AsyncIterator[Sides]:
     above, below = folder / "above", folder / "below"
     with (
         control_plane_of(below, kit, {}) as physical,
-        RealNode("n1", 1, physical, folder / "node", kit) as node,
+        RealNode("n1", 1, physical, folder / "leased-node", kit) as node,
         control_plane_of(above, kit, kubelet_flags(above)) as virtual,
     ):
         node.wait_until_ready()
