@@ -57,14 +57,16 @@ def rows() -> Iterator[Row]:
     if problem := missing_requirements(assets):
         yield Row("exec throughput, ours / kube-apiserver", None, "x", at_least=0.5, detail=problem)
         return
-    with tempfile.TemporaryDirectory() as folder, network():
+    with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "image.tar"
         write_images(image, Contents(Path(shutil.which("busybox") or ""), (assets / "kubectl",)))
-        with stream_servers(Path(folder), Kit(assets, image)) as servers:
+        with network(), stream_servers(Path(folder), Kit(assets, image)) as servers:
             yield from throughput_rows(servers.access, Path(folder))
             yield from latency_rows(servers.access)
             yield memory_row(servers)
-        yield from asyncio.run(leased_rows(Path(folder), Kit(assets, image)))
+        with network():
+            leased = asyncio.run(leased_rows(Path(folder), Kit(assets, image)))
+        yield from leased
 
 
 async def leased_rows(folder: Path, kit: Kit) -> list[Row]:

@@ -40,7 +40,7 @@ from tapestry.kube.resources import CONFIGMAPS, CRDS
 from tapestry.planes.config import PlanesConfig, plane_server_config
 from tapestry.planes.idle_planes import IdlePlanes
 from tapestry.planes.open_plane import OpenPlane, open_plane
-from tapestry.planes.plane_copies import create_copied_plane
+from tapestry.planes.plane_copies import copy_open_plane, create_plane_from_copy
 from tapestry.planes.plane_listener import PlaneListener
 from tapestry.planes.plane_metrics import built_in_label
 from tapestry.planes.plane_names import PlaneNames
@@ -455,7 +455,9 @@ async def manage_planes(planes: Planes, source: PlaneEntry) -> None:
         if number % 10 == 0:
             assert source.plane is not None
             folder = planes.config.planes_folder
-            await create_copied_plane(folder / source.id, source.plane.opened.store, folder / f"copy-{number}")
+            file = folder / "copy.tar"
+            await copy_open_plane(source.plane.opened.store, file)
+            await asyncio.to_thread(create_plane_from_copy, folder, f"copy-{number}", file)
             copy = planes.add(f"copy-{number}")
             await planes.open(copy)
             MANAGED["copied"] += 1
