@@ -85,7 +85,7 @@ class AuditWriter:
         self._waiting: dict[AuditLog, None] = {}
         """Logs with records to write, or to close."""
         self._wake = threading.Event()
-        self._hurry = threading.Event()
+        self._flush_now = threading.Event()
 
     def add_log(self) -> None:
         with self._lock:
@@ -98,14 +98,14 @@ class AuditWriter:
         with self._lock:
             self._waiting[audit_log] = None
         if at_once:
-            self._hurry.set()
+            self._flush_now.set()
         self._wake.set()
 
     def _run(self) -> None:
         while True:
             self._wake.wait()
-            self._hurry.wait(FLUSH_SECONDS)  # collect many records per write
-            self._hurry.clear()
+            self._flush_now.wait(FLUSH_SECONDS)  # collect many records per write
+            self._flush_now.clear()
             self._wake.clear()
             with self._lock:
                 waiting, self._waiting = list(self._waiting), {}
