@@ -14,7 +14,7 @@ OVERLAP_OPTION = click.option(
     "--overlap",
     default="24h",
     show_default=True,
-    help="Time for which what is replaced stays valid, for example 90m; 0s ends it at once.",
+    help="Time for which the replaced CA or key stays valid, for example 90m. 0s invalidates it at once.",
 )
 
 
