@@ -23,6 +23,7 @@ import tapestry.apis.keys
 from at.controller import AT
 from redismigration.controller import REDIS_MIGRATION
 from tapestry.apis.clusterbindings import CLUSTER_BINDING
+from tapestry.apis.hostclusters import HOST_CLUSTER
 from tapestry.apis.planes import PLANE
 from tapestry.apis.policies import POLICY
 from tapestry.cli.controllers import crd_files
@@ -163,7 +164,7 @@ def kinds_page() -> str:
         "`tapestry manifests` prints the CustomResourceDefinitions that say the same to a cluster. A field that has "
         "neither a default nor the word *required* may be left out.",
     ]
-    for kind in (CLUSTER_BINDING, POLICY, PLANE):
+    for kind in (CLUSTER_BINDING, POLICY, PLANE, HOST_CLUSTER):
         parts += kind_parts(kind)
     return "\n\n".join(parts) + "\n"
 

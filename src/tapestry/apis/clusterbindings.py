@@ -151,10 +151,101 @@ class SyncerPods(ApiStruct):
     ] = "none"
 
 
+class TenantSync(ApiStruct):
+    """Kinds that are synced between a plane and its host cluster, besides pods and what they refer to."""
+
+    nodes: Annotated[
+        bool,
+        Meta(
+            description="True: the plane has a Node for each leased node of the host cluster. "
+            "False: only for those on which its pods run."
+        ),
+    ] = False
+    node_selector: NodeSelector | None = None
+    persistent_volumes: Annotated[bool, Meta(description="Show the volumes of the tenant's claims in the plane.")] = (
+        True
+    )
+    storage_classes: Annotated[
+        bool, Meta(description="Show the storage classes that the HostCluster offers in the plane.")
+    ] = True
+    ingresses: Annotated[bool, Meta(description="Create Ingresses of the plane in the host cluster.")] = False
+    priority_classes: Annotated[
+        bool, Meta(description="Give pods priorities within the range that the HostCluster allows.")
+    ] = False
+    network_policies: Annotated[bool, Meta(description="Create NetworkPolicies of the plane in the host cluster.")] = (
+        False
+    )
+    disruption_budgets: Annotated[
+        bool, Meta(description="Create PodDisruptionBudgets of the plane in the host cluster.")
+    ] = False
+
+
+class Isolation(ApiStruct):
+    """Isolation of a tenant in its host cluster."""
+
+    mode: Annotated[
+        Literal["full", "lite"],
+        Meta(
+            description="`full`: network policies, the Pod Security level restricted, and no Services that are "
+            "reachable from outside. `lite`: the level baseline, and Services of all types."
+        ),
+    ] = "full"
+    node_ports: Annotated[bool, Meta(description="Allow node ports. Not set: only in mode lite.")] | None = None
+    external_ips: Annotated[bool, Meta(description="Allow externalIPs. Not set: only in mode lite.")] | None = None
+    external_names: (
+        Annotated[bool, Meta(description="Allow Services of type ExternalName. Not set: only in mode lite.")] | None
+    ) = None
+
+    @property
+    def allows_node_ports(self) -> bool:
+        return self.mode == "lite" if self.node_ports is None else self.node_ports
+
+    @property
+    def allows_external_ips(self) -> bool:
+        return self.mode == "lite" if self.external_ips is None else self.external_ips
+
+    @property
+    def allows_external_names(self) -> bool:
+        return self.mode == "lite" if self.external_names is None else self.external_names
+
+
+IpAddress = Annotated[str, Meta(min_length=2, max_length=45, pattern="^[0-9a-fA-F:.]+$")]
+
+
+class TenantDns(ApiStruct):
+    """DNS settings of a tenant's pods."""
+
+    service_ip: Annotated[str, Meta(max_length=45, description="Address of the DNS Service. Empty: any.")] = ""
+    nameservers: Annotated[
+        tuple[IpAddress, ...], Meta(max_length=2, description="More name servers of pods, after that of the tenant.")
+    ] = ()
+    searches: Annotated[tuple[Name, ...], Meta(max_length=16, description="More search domains of pods.")] = ()
+    options: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=63)], ...],
+        Meta(max_length=16, description="Resolver options of pods, as `ndots:2`."),
+    ] = ()
+
+
 class ClusterBindingSpec(ApiStruct):
     """Access to a physical cluster and the rules for using it."""
 
     __rules__ = (
+        cel_rule(
+            "has(self.secretRef) != has(self.hostCluster)",
+            "or hostCluster is required, and not both",
+            field_path=".secretRef",
+        ),
+        cel_rule(
+            "has(self.hostCluster) == has(self.virtualCluster)",
+            "and hostCluster belong together: the pods of the plane run in the host cluster",
+            field_path=".virtualCluster",
+        ),
+        cel_rule(
+            "has(self.hostCluster) == has(oldSelf.hostCluster) && (!has(self.hostCluster) || "
+            "self.hostCluster == oldSelf.hostCluster && self.virtualCluster == oldSelf.virtualCluster)",
+            "and virtualCluster may not change; create another binding",
+            field_path=".hostCluster",
+        ),
         cel_rule(
             "!has(oldSelf.mountNamespace) || has(self.mountNamespace) && self.mountNamespace == oldSelf.mountNamespace",
             "may not change once it is set: objects in the old namespace would be lost",
@@ -167,7 +258,41 @@ class ClusterBindingSpec(ApiStruct):
         Meta(max_length=24, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", description="ID, unique among bindings."),
         IMMUTABLE,
     ] = field(name="clusterID")
-    secret_ref: SecretReference
+    secret_ref: SecretReference | None = None
+    virtual_cluster: (
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=63, description="Id of the plane whose pods run in the host cluster."),
+        ]
+        | None
+    ) = None
+    host_cluster: (
+        Annotated[str, Meta(min_length=1, max_length=253, description="HostCluster of the plane's pods.")] | None
+    ) = None
+    sync: TenantSync = TenantSync()
+    placement: Annotated[
+        Literal["host", "virtual"],
+        Meta(
+            description="Scheduler of the pods of a plane: `host` is that of the host cluster, `virtual` that of the "
+            "plane."
+        ),
+    ] = "host"
+    isolation: Isolation = Isolation()
+    quota: Annotated[
+        dict[str, str],
+        Meta(description="Hard limits of the tenant's namespace in the host cluster, as in a ResourceQuota."),
+    ] = field(default_factory=dict)
+    dns: TenantDns = TenantDns()
+    default_storage_class: Annotated[
+        str, Meta(max_length=253, description="Storage class of claims of the plane that name none.")
+    ] = ""
+    workloads: Annotated[
+        Literal["Run", "Drained"],
+        Meta(description="Drained: the pods of the plane stay Pending, and nothing of them runs in the host cluster."),
+    ] = "Run"
+    drain_timeout_seconds: Annotated[
+        int, Meta(ge=0, le=86400, description="Seconds that pods may take to terminate when they are drained.")
+    ] = 60
     mount_namespace: Annotated[DnsLabel, Meta(description="Physical namespace for all synced objects.")] | None = None
     node_selector: NodeSelector | None = None
     service_namespaces: Annotated[
@@ -207,6 +332,17 @@ class ClusterBindingSpec(ApiStruct):
     virtual_endpoints: VirtualEndpoints = VirtualEndpoints()
     sync_back: SyncBack = SyncBack()
     syncer: SyncerPods = SyncerPods()
+
+    @property
+    def kubeconfig_secret(self) -> SecretReference:
+        """Reference to the kubeconfig of a binding that is not a tenant."""
+        assert self.secret_ref is not None, "a tenant uses the kubeconfig of its HostCluster"
+        return self.secret_ref
+
+    @property
+    def is_tenant(self) -> bool:
+        """True if the binding connects a plane with a host cluster."""
+        return self.virtual_cluster is not None
 
 
 class ClusterBindingStatus(ApiStruct):
@@ -291,6 +427,11 @@ def binding_of(obj: Object, virtual_cluster_uid: str, manager_namespace: str = k
     """Return the binding in `obj`.  Raise InvalidSpec if the spec does not decode."""
     virtual_cluster = virtual_cluster_label(virtual_cluster_uid)
     return Binding(name_of(obj), uid_of(obj), virtual_cluster, decode_spec(CLUSTER_BINDING, obj), manager_namespace)
+
+
+def is_tenant(binding: Object) -> bool:
+    """Return whether a binding connects a plane with a host cluster; no syncer is deployed for it."""
+    return binding["spec"].get("virtualCluster") is not None
 
 
 def node_selector_object(selector: NodeSelector | None) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, is_tenant
 from tapestry.apis.mount_labels import is_taken, taken_message
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.ownership import MAX_GRACE_SECONDS
@@ -84,6 +84,8 @@ class BindingReconciler:
         if binding is None:
             self.connectivity_checker.forget(name)
             return None
+        if is_tenant(binding):
+            return None  # the process that holds the plane runs its syncer
         return (
             await self.unbind(binding)
             if is_deleting(binding)

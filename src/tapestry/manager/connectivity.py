@@ -103,7 +103,7 @@ class ConnectivityChecker:
             return cached[2]
         self.forget(binding)
         result = await probe_cluster(
-            access_from_secret(secret, spec.secret_ref, allow_loopback=self.allow_loopback), *scope, self.connect
+            access_from_secret(secret, spec.kubeconfig_secret, allow_loopback=self.allow_loopback), *scope, self.connect
         )
         if not result.missing:
             self._results[binding] = (fingerprint, now, result)

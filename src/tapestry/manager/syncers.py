@@ -237,8 +237,8 @@ def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsC
     places = {
         Placeholder.MANAGER_NAMESPACE: config.namespace,
         Placeholder.SYNCER_LEASE: syncer_lease_name(name),
-        Placeholder.KUBECONFIG_NAMESPACE: spec.secret_ref.namespace,
-        Placeholder.KUBECONFIG_SECRET: spec.secret_ref.name,
+        Placeholder.KUBECONFIG_NAMESPACE: spec.kubeconfig_secret.namespace,
+        Placeholder.KUBECONFIG_SECRET: spec.kubeconfig_secret.name,
         Placeholder.SERVING_SECRET: secret,
     }
     return {
@@ -247,8 +247,8 @@ def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsC
         "bindingName": name,
         "bindingUID": uid_of(binding),
         "clusterID": spec.cluster_id,
-        "secretName": spec.secret_ref.name,
-        "secretNamespace": spec.secret_ref.namespace,
+        "secretName": spec.kubeconfig_secret.name,
+        "secretNamespace": spec.kubeconfig_secret.namespace,
         "kubeconfigNamespaces": ",".join(sorted(config.secret_namespaces)),
         "clusterRole": SYNCER_ROLE,
         "homeRules": policy_rules(with_names((*SYNCER_LEADER_ELECTION, *SYNCER_SERVING_SECRET), places)),

@@ -57,8 +57,8 @@ def validated_spec(binding: Object, others: Iterable[Object], secret_namespaces:
         problem = f"spec.clusterID: {spec.cluster_id} belongs to ClusterBinding {name_of(holder)}"
         raise BindingError("DuplicateClusterID", f"{problem}; recreate this one with another clusterID")
     allowed = sorted(secret_namespaces)
-    if spec.secret_ref.namespace not in allowed:
-        problem = f"spec.secretRef.namespace: {spec.secret_ref.namespace} is not one of {', '.join(allowed)}"
+    if spec.kubeconfig_secret.namespace not in allowed:
+        problem = f"spec.secretRef.namespace: {spec.kubeconfig_secret.namespace} is not one of {', '.join(allowed)}"
         message = f"{problem}; move the Secret, or start the manager with --kubeconfig-namespace"
         raise BindingError("SecretNamespaceNotAllowed", message, condition="Connected")
     return spec
@@ -68,6 +68,8 @@ def spec_errors(name: str, spec: ClusterBindingSpec) -> Iterator[str]:
     """Yield the errors of a decoded spec, each with its path."""
     if len(name) > MAX_NAME_LENGTH:
         yield f"metadata.name: {len(name)} characters are over the limit of {MAX_NAME_LENGTH}"
+    if spec.secret_ref is None:
+        yield "spec.secretRef: is required; name the Secret with the kubeconfig of the cluster"
     if not spec.mount_namespace:
         yield "spec.mountNamespace: required; name a namespace of the physical cluster for the synced objects"
 

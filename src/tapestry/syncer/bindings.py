@@ -286,7 +286,7 @@ class BindingReconciler:
 
 def kubeconfig_secret(secrets: Informer, binding: Binding, config: SyncerConfig) -> Object:
     """Return the Secret with the kubeconfig. Raises Terminal if it is not allowed or does not exist."""
-    reference = binding.spec.secret_ref
+    reference = binding.spec.kubeconfig_secret
     if reference.namespace not in config.kubeconfig_namespaces:
         allowed = ", ".join(config.kubeconfig_namespaces)
         message = f"spec.secretRef.namespace: {reference.namespace} is not one of {allowed}"

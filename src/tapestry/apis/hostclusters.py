@@ -1,0 +1,96 @@
+"""The HostCluster kind: a cluster in which the pods of planes run, with what its owner offers to tenants."""
+
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Name, NodeSelector, SecretReference
+from tapestry.kube.api_types import ApiStruct, Conditions
+from tapestry.kube.crds import AGE, Column, Kind
+from tapestry.kube.resources import Resource
+
+Address = Annotated[str, Meta(max_length=253)]
+
+
+class OfferedStorageClass(ApiStruct):
+    """A storage class of the host cluster that tenants may use."""
+
+    name: Annotated[Name, Meta(description="Name of the class in planes.")]
+    host_name: Annotated[str, Meta(max_length=253, description="Name of the class in the host cluster.")] = ""
+    """Empty: the same."""
+
+
+class PriorityRange(ApiStruct):
+    """Priorities that tenants may give to their pods, as classes of the host cluster in ascending order."""
+
+    classes: Annotated[
+        tuple[Name, ...],
+        Meta(max_length=16, description="PriorityClasses of the host cluster, from the lowest to the highest."),
+    ] = ()
+
+
+class HostClusterSpec(ApiStruct):
+    """Access to a host cluster, and what it offers to tenants."""
+
+    secret_ref: SecretReference
+    node_selector: NodeSelector | None = None
+    priority_class_name: Annotated[str, Meta(max_length=253, description="PriorityClass of tenants' pods.")] = (
+        keys.PRIORITY_CLASS
+    )
+    priority_range: PriorityRange = PriorityRange()
+    storage_classes: Annotated[
+        tuple[OfferedStorageClass, ...], Meta(max_length=64, description="Storage classes that tenants may use.")
+    ] = ()
+    ingress_class: Annotated[
+        str, Meta(max_length=253, description="Class of tenants' Ingresses. Empty: tenants may have none.")
+    ] = ""
+    ingress_domain: Annotated[
+        str,
+        Meta(
+            max_length=253,
+            description="Domain of tenants' Ingresses: a host is NAME.ID.DOMAIN, where ID is the id of the plane.",
+        ),
+    ] = ""
+    api_address: Annotated[
+        Address, Meta(description="IP address at which pods of the host cluster reach the process of the planes.")
+    ] = ""
+    dns_address: Annotated[
+        Address, Meta(description="IP address at which pods reach its DNS resolver. Empty: the same address.")
+    ] = ""
+    allow_loopback: Annotated[
+        bool, Meta(description="Allow a kubeconfig that leads to this machine, for tests and local worlds.")
+    ] = False
+    labels: Annotated[
+        dict[str, str], Meta(description="Labels by which the placement of virtual clusters selects host clusters.")
+    ] = field(default_factory=dict)
+
+
+class HostClusterStatus(ApiStruct):
+    conditions: Conditions = ()
+    observed_generation: int | None = None
+    identity: Annotated[str, Meta(description="UID of the kube-system namespace of the host cluster.")] | None = None
+    version: Annotated[str, Meta(description="Kubernetes version of the host cluster.")] | None = None
+    nodes: Annotated[int, Meta(description="Number of selected nodes.")] | None = None
+    open_nodes: Annotated[int, Meta(description="Number of nodes whose lease is open.")] | None = None
+    tenants: Annotated[int, Meta(description="Number of planes whose pods run there.")] | None = None
+    last_seen: Annotated[datetime, Meta(description="Time of the last response.")] | None = None
+
+
+HOST_CLUSTERS = Resource("tapestry.io", "v1alpha1", "HostCluster", "hostclusters", namespaced=False)
+HOST_CLUSTER: Kind[HostClusterSpec] = Kind(
+    HOST_CLUSTERS,
+    HostClusterSpec,
+    HostClusterStatus,
+    description="A cluster in which the pods of planes run.",
+    categories=("tapestry",),
+    columns=(
+        Column("Reachable", '.status.conditions[?(@.type=="Reachable")].status'),
+        Column("Nodes", ".status.nodes", "integer"),
+        Column("Open", ".status.openNodes", "integer"),
+        Column("Tenants", ".status.tenants", "integer"),
+        Column("Version", ".status.version", priority=1),
+        AGE,
+    ),
+)
