@@ -6,7 +6,12 @@ from tapestry.kube.objects import Object, annotations_of, controller_of, namespa
 
 
 def is_system_namespace(namespace: str, manager_namespace: str) -> bool:
-    """Return whether the namespace belongs to the virtual cluster itself, so that its pods are never synced."""
+    """Return whether the namespace belongs to the virtual cluster itself, so that its pods are never synced.
+
+    A plane, which has no manager, has no such namespace: its tenant runs what it likes in each.
+    """
+    if not manager_namespace:
+        return False
     return namespace.startswith("kube-") or namespace in (manager_namespace, keys.HOST_PORTS_NAMESPACE)
 
 
@@ -14,7 +19,7 @@ def is_excluded(pod: Object, binding: Binding) -> bool:
     """Return whether the pod is not synced: it belongs to the virtual cluster itself or to a DaemonSet."""
     if is_system_namespace(namespace_of(pod) or "", binding.manager_namespace):
         return True
-    return is_daemon_pod(pod) and not binding.spec.running_daemonset_by_default
+    return is_daemon_pod(pod) and not (binding.spec.running_daemonset_by_default or binding.spec.is_tenant)
 
 
 def is_daemon_pod(pod: Object) -> bool:

@@ -4,7 +4,7 @@
     Manager      informers, controllers, leader election, probes, graceful shutdown
     Registry     the reconcilers that exist, by name
     Controller   a reconcile function, the changes that trigger it, its workers
-    Informer     a Store that follows the objects of a server
+    Informer     a Store that follows the objects of a server, and an ObjectCache, the interface of its users
     PhaseMachine a reconciler for objects that pass through phases
     Schedule     the start times of a cron schedule
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tapestry.controller.controller import Controller, Result, controller_key, ensure_owned, generation_changed
     from tapestry.controller.errors import NotLeading, Terminal
     from tapestry.controller.events import Recorder
-    from tapestry.controller.informer import Informer
+    from tapestry.controller.informer import Informer, ObjectCache
     from tapestry.controller.manager import Manager
     from tapestry.controller.phase_table import Next, Phase
     from tapestry.controller.phases import PhaseMachine, PhaseStatus
@@ -36,6 +36,7 @@ __all__ = [
     "Manager",
     "Next",
     "NotLeading",
+    "ObjectCache",
     "Phase",
     "PhaseMachine",
     "PhaseStatus",
@@ -58,6 +59,7 @@ _MODULES = {
     "Manager": "manager",
     "Next": "phase_table",
     "NotLeading": "errors",
+    "ObjectCache": "informer",
     "Phase": "phase_table",
     "PhaseMachine": "phases",
     "PhaseStatus": "phases",

@@ -13,7 +13,7 @@ from typing import Any
 
 from tapestry.client.client import Client
 from tapestry.controller.errors import NotLeading, Terminal
-from tapestry.controller.informer import Informer
+from tapestry.controller.informer import ObjectCache
 from tapestry.controller.metrics import (
     ERRORS,
     RETRIES,
@@ -90,14 +90,14 @@ class Controller:
     ) -> None:
         self.name = name
         self.queue = Queue()
-        self.sources: list[tuple[Informer[Any], KeyMapper[Any]]] = []
+        self.sources: list[tuple[ObjectCache[Any], KeyMapper[Any]]] = []
         self._reconcile = reconcile
         self._workers = workers
         self._now = now
 
     def watch(
         self,
-        informer: Informer[T],
+        informer: ObjectCache[T],
         keys: KeyMapper[T] = own_key,  # type: ignore[assignment]  # T is a dict by default
         *,
         when: Callable[[T | None, T | None], bool] | None = None,
@@ -224,7 +224,7 @@ def is_cancelled() -> bool:
 
 
 async def ensure_owned(
-    client: Client, informer: Informer, owner: Object, content: Object, *, name: str | None = None
+    client: Client, informer: ObjectCache, owner: Object, content: Object, *, name: str | None = None
 ) -> Object:
     """Return the cached object that `owner` controls, created from `content` if missing.
 

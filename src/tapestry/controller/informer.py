@@ -31,33 +31,16 @@ Handler = Callable[[T | None, T | None], None]
 """Called with the old and new state of an object.  None means that it did not exist or does not exist any more."""
 
 
-class Informer(Generic[T]):
-    """Keep `store` equal to the objects of one resource that match the selectors, as `transform` returns them."""
+class ObjectCache(Generic[T]):
+    """Objects of one resource in a store, and the handlers of their changes."""
 
-    def __init__(
-        self,
-        client: Client,
-        resource: Resource,
-        *,
-        namespace: str | None = None,
-        labels: str = "",
-        fields: str = "",
-        keep: Callable[[Object], bool] | None = None,
-        transform: Transform[T] = slim,  # type: ignore[assignment]  # T is a dict by default
-        indexers: Mapping[str, Indexer[T]] | None = None,
-    ) -> None:
+    def __init__(self, resource: Resource, store: Store[T], synced: asyncio.Event, name: str = "") -> None:
         self.resource = resource
-        self.name = " ".join(filter(None, (resource.name, namespace, labels, fields)))
+        self.name = name or resource.name
         """Label value in metrics.  Default: the resource and its selectors."""
-        self.store = Store(indexers)
-        self.synced = asyncio.Event()
+        self.store = store
+        self.synced = synced
         """Set once the store has held the complete list.  Never cleared."""
-        self._client = client
-        self._is_optional = False
-        self._not_found = asyncio.Event()
-        self._watch = Watch(client, resource, namespace, labels, fields, without_managed_fields=True)
-        self._keep = keep
-        self._transform = transform
         self._handlers: list[Handler[T]] = []
         self._deletion_handlers: list[Callable[[T], None]] = []
         self._after_sync: list[Callable[[], None]] = []
@@ -65,21 +48,6 @@ class Informer(Generic[T]):
     def with_name(self, name: str) -> Self:
         """Set the name in metrics."""
         self.name = name
-        return self
-
-    def with_managed_fields(self) -> Self:
-        """Pass metadata.managedFields to the transform.  They are omitted by default."""
-        self._watch.without_managed_fields = False
-        return self
-
-    def with_metadata_only(self) -> Self:
-        """Store only metadata.  Other fields are not decoded."""
-        self._watch.only_metadata = True
-        return self
-
-    def allow_missing(self) -> Self:
-        """Treat the resource as empty if the server does not serve it."""
-        self._is_optional = True
         return self
 
     def on_change(self, handler: Handler[T]) -> None:
@@ -107,6 +75,58 @@ class Informer(Generic[T]):
             callback()
         else:
             self._after_sync.append(callback)
+
+    def _report_change(self, old: T | None, new: T | None) -> None:
+        for handler in self._handlers:
+            handler(old, new)
+
+    def _report_deletion(self, old: T) -> None:
+        for handler in self._deletion_handlers:
+            handler(old)
+
+    def _report_sync(self) -> None:
+        for callback in self._after_sync:
+            callback()
+
+
+class Informer(ObjectCache[T]):
+    """Keep `store` equal to the objects of one resource that match the selectors, as `transform` returns them."""
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+        keep: Callable[[Object], bool] | None = None,
+        transform: Transform[T] = slim,  # type: ignore[assignment]  # T is a dict by default
+        indexers: Mapping[str, Indexer[T]] | None = None,
+    ) -> None:
+        name = " ".join(filter(None, (resource.name, namespace, labels, fields)))
+        super().__init__(resource, Store(indexers), asyncio.Event(), name)
+        self._client = client
+        self._is_optional = False
+        self._not_found = asyncio.Event()
+        self._watch = Watch(client, resource, namespace, labels, fields, without_managed_fields=True)
+        self._keep = keep
+        self._transform = transform
+
+    def with_managed_fields(self) -> Self:
+        """Pass metadata.managedFields to the transform.  They are omitted by default."""
+        self._watch.without_managed_fields = False
+        return self
+
+    def with_metadata_only(self) -> Self:
+        """Store only metadata.  Other fields are not decoded."""
+        self._watch.only_metadata = True
+        return self
+
+    def allow_missing(self) -> Self:
+        """Treat the resource as empty if the server does not serve it."""
+        self._is_optional = True
+        return self
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
@@ -177,28 +197,24 @@ class Informer(Generic[T]):
             self._forget(key)
             return None
         self.store.put(key, new)
-        for handler in self._handlers:
-            handler(old, new)
+        self._report_change(old, new)
         return key
 
     def _delete(self, obj: Object) -> None:
         old = self._forget(key_of(obj))
         if old is not None and identity_of(old)[0] == uid_of(obj):
-            for handler in self._deletion_handlers:
-                handler(old)
+            self._report_deletion(old)
 
     def _forget(self, key: str) -> T | None:
         old = self.store.remove(key)
         if old is not None:
-            for handler in self._handlers:
-                handler(old, None)
+            self._report_change(old, None)
         return old
 
     def _mark_synced(self) -> None:
         if not self.synced.is_set():
             self.synced.set()
-            for callback in self._after_sync:
-                callback()
+            self._report_sync()
 
     def _on_watch_restart(self, error: KubeError, pause: float) -> None:
         if self._is_optional and isinstance(error, NotFound):

@@ -28,7 +28,7 @@ from tapestry.client.client import Client
 from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import strict_access
 from tapestry.client.transport import SmallResponseTransport, Transport
-from tapestry.controller import Informer, Result, Terminal
+from tapestry.controller import ObjectCache, Result, Terminal
 from tapestry.kube.conditions import find_condition, new_condition, with_condition
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import KubeError
@@ -78,7 +78,7 @@ class Connector:
 
     identity: Identity
     current_binding: CurrentBinding
-    secrets: Informer
+    secrets: ObjectCache
     transports: Sequence[SwitchableTransport]
     config: SyncerConfig
     cluster_identity: ClusterIdentity
@@ -284,7 +284,7 @@ class BindingReconciler:
         }
 
 
-def kubeconfig_secret(secrets: Informer, binding: Binding, config: SyncerConfig) -> Object:
+def kubeconfig_secret(secrets: ObjectCache, binding: Binding, config: SyncerConfig) -> Object:
     """Return the Secret with the kubeconfig. Raises Terminal if it is not allowed or does not exist."""
     reference = binding.spec.kubeconfig_secret
     if reference.namespace not in config.kubeconfig_namespaces:

@@ -63,7 +63,7 @@ def virtual_pod(pod: Object) -> VirtualPod:
         uid_of(pod),
         version_of(pod),
         pod,
-        pod["spec"]["nodeName"],
+        pod["spec"].get("nodeName", ""),
         requests,
         # A pod created with a node lacks the condition until it has a twin.
         any(each.get("type") == SCHEDULED and each.get("status") == "True" for each in conditions),

@@ -1,6 +1,6 @@
 """Caches of a syncer: informers of both clusters, and lookups that combine them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,6 +10,7 @@ from tapestry.apis.names import virtual_node_name
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
+from tapestry.controller.informer import ObjectCache
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.objects import Object, key_of, uid_of
 from tapestry.kube.resources import CSI_NODES, NAMESPACES, NODES, PODS, SECRETS, Resource
@@ -41,25 +42,30 @@ class Caches:
     """
 
     identity: Identity
-    bindings: Informer
-    secrets: Informer
-    operator_policies: Informer
-    virtual_nodes: Informer
-    virtual_pods: Informer[VirtualPod]
-    virtual_csi_nodes: Informer
-    placeholders: Informer
-    owner_policies: Informer
-    physical_nodes: Informer
-    physical_pods: Informer[PhysicalPod]
-    csi_nodes: Informer
-    mount_namespaces: Informer
+    bindings: ObjectCache
+    operator_policies: ObjectCache
+    virtual_nodes: ObjectCache
+    virtual_pods: ObjectCache[VirtualPod]
+    owner_policies: ObjectCache
+    physical_nodes: ObjectCache
+    physical_pods: ObjectCache[PhysicalPod]
+    mount_namespaces: ObjectCache
+    secrets: ObjectCache
+    """The Secret with the kubeconfig; empty for a tenant, whose process has one connection for all."""
+    virtual_csi_nodes: ObjectCache
+    placeholders: ObjectCache
+    csi_nodes: ObjectCache
+    """These three are for the scheduler of the virtual cluster, and empty if it has none."""
+    foreign_pods_on: Callable[[str], Iterator[ForeignPod]] | None = None
+    """Return the foreign pods on a physical node, if they are not in `physical_pods`."""
 
     def __post_init__(self) -> None:
         for each in fields(self)[1:]:
-            getattr(self, each.name).with_name(each.name)
+            if isinstance(informer := getattr(self, each.name), Informer):
+                informer.with_name(each.name)
 
     @property
-    def lease_informers(self) -> tuple[Informer[Any], ...]:
+    def lease_informers(self) -> tuple[ObjectCache[Any], ...]:
         """The physical caches that leases are computed from."""
         return self.physical_nodes, self.physical_pods, self.mount_namespaces, self.owner_policies
 
@@ -90,8 +96,14 @@ class Caches:
         twin = self.twin_of(key_of(pod))
         return twin.object if twin is not None and virtual_uid(twin.object) == uid_of(pod) else None
 
+    def is_ours(self, pod: VirtualPod) -> bool:
+        """Return whether the pod is bound to one of our nodes, or is to be bound by the physical scheduler."""
+        return pod.node in self.virtual_nodes.store or (self.identity.schedules_on_host and not pod.node)
+
     def foreign_pods(self, node: str) -> Iterator[ForeignPod]:
         """Yield the foreign pods on a physical node."""
+        if self.foreign_pods_on is not None:
+            return self.foreign_pods_on(node)
         return (pod for pod in self.physical_pods.store.by("node", node) if isinstance(pod, ForeignPod))
 
 

@@ -1,11 +1,16 @@
 """Shared parts of a syncer, from which each reconciler gets those that it uses."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tapestry.client.client import Client
-from tapestry.controller import Manager
-from tapestry.kube.objects import Object, value_at
+from tapestry.controller import Manager, ObjectCache
+from tapestry.controller.store import Indexer
+from tapestry.controller.transforms import Transform, slim
+from tapestry.kube.objects import EMPTY_MAPPING, Object, value_at
+from tapestry.kube.resources import Resource
 from tapestry.process.logs import logger
 from tapestry.syncer.bindings import connection_key_of
 from tapestry.syncer.bottomup.nodes import KubeletState
@@ -18,12 +23,20 @@ from tapestry.syncer.lease_cache import Shortages
 from tapestry.syncer.ledger import Ledger
 from tapestry.syncer.partition import Partition
 from tapestry.syncer.switchable_transport import SwitchableTransport
+from tapestry.syncer.topdown.namespace_informers import owned_informer
 from tapestry.syncer.topdown.priority_class import PriorityClassState
 
 log = logger(__name__)
 
 SUMMARY_SECONDS = 1.0
 """Minimum seconds between two computations of sums over all nodes and pods."""
+
+
+class OwnedCache(Protocol):
+    def __call__(
+        self, resource: Resource, transform: Transform = slim, indexers: Mapping[str, Indexer] = EMPTY_MAPPING
+    ) -> ObjectCache:
+        """Return the cache of our physical objects of a kind, with an index by source."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,7 @@ class Syncer:
     """Spec fields that the informers were created for."""
     partition: Partition
     shortages: Shortages
+    owned_cache: OwnedCache
     ledger: Ledger = field(default_factory=Ledger)
     """Amounts that our twins hold of each virtual node's lease."""
     kubelet: KubeletState = field(default_factory=KubeletState)
@@ -90,4 +104,7 @@ def build_components(
         connection_key=connection_key_of(binding),
         partition=Partition(current_binding, reads, manager.now),
         shortages=Shortages(manager.now),
+        owned_cache=lambda resource, transform=slim, indexers=EMPTY_MAPPING: manager.add_optional_informer(
+            owned_informer(identity, read_client, resource, transform, indexers)
+        ),
     )

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 import yaml
 
-from tapestry.controller import Informer, Result
+from tapestry.controller import ObjectCache, Result
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import SECRETS
 from tapestry.process.logs import logger
@@ -62,7 +62,7 @@ class CredentialsReconciler:
     identity: Identity
     current_binding: CurrentBinding
     clients: Clients
-    secrets: Informer
+    secrets: ObjectCache
     config: SyncerConfig
     now: Callable[[], datetime]
 

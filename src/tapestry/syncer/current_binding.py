@@ -8,7 +8,7 @@ from msgspec import structs
 
 from tapestry.apis.clusterbindings import Binding, binding_of
 from tapestry.apis.mount_labels import enforced_level, stricter_level
-from tapestry.controller import Informer
+from tapestry.controller import ObjectCache
 from tapestry.kube.objects import Object, is_deleting
 from tapestry.syncer.identity import Identity
 
@@ -39,8 +39,8 @@ class CurrentBinding:
     """The cached binding, as long as it is the one that the syncer was started for."""
 
     identity: Identity
-    bindings: Informer
-    mount_namespaces: Informer
+    bindings: ObjectCache
+    mount_namespaces: ObjectCache
     memo: IdentityMemo[Binding] = field(default_factory=IdentityMemo)
 
     def object(self) -> Object | None:

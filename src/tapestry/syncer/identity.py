@@ -15,7 +15,11 @@ class Identity:
     virtual_cluster_uid: str
     mount_namespace: str
     manager_namespace: str
-    """Namespace of the manager and the syncers in the virtual cluster."""
+    """Namespace of the manager and the syncers in the virtual cluster; empty for a tenant, which has none there."""
+    is_tenant: bool = False
+    """True if the virtual cluster is a plane."""
+    schedules_on_host: bool = False
+    """True if the scheduler of the physical cluster chooses the nodes of pods, see `topdown/host_scheduling`."""
 
     @cached_property
     def virtual_cluster(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tapestry.client.client import Client
-from tapestry.controller import Informer
+from tapestry.controller import ObjectCache
 from tapestry.controller.leader import Elector
 from tapestry.kube.errors import KubeError, TransportError
 from tapestry.kube.objects import name_of
@@ -31,7 +31,7 @@ class OfflineReclaim:
 
     elector: Elector | None
     virtual_client: Client
-    virtual_nodes: Informer
+    virtual_nodes: ObjectCache
     now: Callable[[], datetime]
     reclaimer: Reclaimer
     unfenced_client: Client

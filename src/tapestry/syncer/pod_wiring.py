@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from tapestry.apis import keys
 from tapestry.apis.mount_labels import enforced_level
-from tapestry.controller import Controller, Informer
+from tapestry.controller import Controller, ObjectCache
 from tapestry.controller.controller import KeyMapper, own_namespace
 from tapestry.kube.conditions import is_condition_false
 from tapestry.kube.objects import Object, name_of
@@ -38,7 +38,6 @@ from tapestry.syncer.topdown.copies import (
     source_scopes,
 )
 from tapestry.syncer.topdown.lost_twins import LostTwins
-from tapestry.syncer.topdown.namespace_informers import owned_informer
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.syncer.topdown.pods import PodReconciler
 from tapestry.syncer.topdown.priority_class import PriorityClassGuard
@@ -152,9 +151,7 @@ def wire_copies(syncer: Syncer, requeue_pod: Callable[[str], None]) -> tuple[Cop
             copies.queue.add(key)
 
     copy_informers = {
-        kind: manager.add_optional_informer(
-            owned_informer(identity, clients.physical_reads, resource, digest_only, {"namespace": source_namespace})
-        )
+        kind: syncer.owned_cache(resource, digest_only, {"namespace": source_namespace})
         for kind, resource in COPIED_RESOURCES.items()
     }
     sources = SourceCache(
@@ -186,7 +183,7 @@ def wire_copies(syncer: Syncer, requeue_pod: Callable[[str], None]) -> tuple[Cop
     return copy_reconciler, copies
 
 
-def wire_tokens(syncer: Syncer, secrets: Informer) -> tuple[TokenReconciler, Controller]:
+def wire_tokens(syncer: Syncer, secrets: ObjectCache) -> tuple[TokenReconciler, Controller]:
     """Wire the controller that issues and renews the service account tokens of pods."""
     caches, manager = syncer.caches, syncer.manager
     tokens = TokenReconciler(
@@ -207,12 +204,18 @@ def wire_services(syncer: Syncer, requeue_pod: Callable[[str], None]) -> Service
         controller.queue.add(key)
 
     services = ServiceReconciler(
-        syncer.identity, syncer.current_binding, syncer.clients, manager.now, requeue, requeue_pod
+        syncer.current_binding,
+        syncer.clients,
+        manager.now,
+        twins=syncer.owned_cache(SERVICES),
+        twin_slices=syncer.owned_cache(ENDPOINT_SLICES),
+        requeue_service=requeue,
+        requeue_pod=requeue_pod,
     )
     controller = manager.controller("services", services.reconcile)
     caches.bindings.on_change(lambda old, new: services.follow_namespaces(new) if spec_changed(old, new) else None)
     for informer in (services.twins, services.twin_slices):
-        controller.watch(manager.add_optional_informer(informer), source_key)
+        controller.watch(informer, source_key)
     for name, informers in {"services": services.virtual_services, "endpoint-slices": services.virtual_slices}.items():
         manager.run_always(name, informers.run)
     return services

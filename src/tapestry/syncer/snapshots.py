@@ -13,7 +13,7 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import virtual_node_name
 from tapestry.apis.ownership import OWNED_RESOURCES, owner_selector, selected_objects
 from tapestry.client.client import Client
-from tapestry.controller import Informer
+from tapestry.controller import ObjectCache
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.names import dns_subdomain_error
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, split_key, value_at
@@ -46,7 +46,7 @@ class SnapshotCaches:
     """Caches of dependencies of pods, by kind."""
 
     virtual_caches: Mapping[Resource, NamespaceInformers]
-    physical_caches: Mapping[Resource, Informer | NamespaceInformers]
+    physical_caches: Mapping[Resource, ObjectCache | NamespaceInformers]
 
 
 async def cached_snapshot(
@@ -71,7 +71,7 @@ async def cached_snapshot(
     )
 
 
-def synced_objects(source: Informer | NamespaceInformers) -> Iterable[Object] | None:
+def synced_objects(source: ObjectCache | NamespaceInformers) -> Iterable[Object] | None:
     if isinstance(source, NamespaceInformers):
         return source.objects()
     return source.store.list() if source.synced.is_set() else None

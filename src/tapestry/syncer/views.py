@@ -26,7 +26,7 @@ class VirtualPod(CachedPod, frozen=True, gc=False):
     """A virtual pod. The status in `object` has only its phase and the conditions that do not come from a twin."""
 
     node: str
-    """Name of the virtual node."""
+    """Name of the virtual node; empty if the pod has none yet."""
     requests: ResourceList
     """Amounts that the pod holds of its node."""
     is_scheduled: bool

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from tapestry.apis import keys
 from tapestry.client.client import Client
-from tapestry.controller import Informer, Result
+from tapestry.controller import ObjectCache, Result
 from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, owner_reference
 from tapestry.kube.resources import LEASES, NODE_LEASE_NAMESPACE
@@ -29,7 +29,7 @@ JITTER = 0.1
 class NodeLeaseReconciler:
     """Renew the Lease of each virtual node; keyed by the virtual node's name."""
 
-    virtual_nodes: Informer
+    virtual_nodes: ObjectCache
     partition: Partition
     client: Client
     now: Callable[[], datetime]

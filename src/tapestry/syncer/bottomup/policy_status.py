@@ -12,7 +12,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
-from tapestry.controller import Informer, Result
+from tapestry.controller import ObjectCache, Result
 from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
 from tapestry.kube.patches import exact_map_patch, owned_patch
@@ -29,8 +29,8 @@ class PolicyStatusReconciler:
     """Keep the status of one side's policies; keyed by the policy's name."""
 
     current_binding: CurrentBinding
-    virtual_nodes: Informer
-    policies: Informer
+    virtual_nodes: ObjectCache
+    policies: ObjectCache
     client: Client
     now: Callable[[], datetime]
     time_zone: str

@@ -21,7 +21,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.excluded_pods import is_excluded
 from tapestry.apis.names import physical_name
-from tapestry.controller import Informer, Result
+from tapestry.controller import ObjectCache, Result
 from tapestry.kube.conditions import find_condition, is_condition_false
 from tapestry.kube.errors import AlreadyExists, BadRequest, Conflict, Forbidden, Invalid, KubeError
 from tapestry.kube.names import dns_subdomain_error
@@ -97,7 +97,7 @@ class CopyReconciler:
     clients: Clients
     now: Callable[[], datetime]
     source_cache: SourceCache
-    copy_informers: Mapping[str, Informer]
+    copy_informers: Mapping[str, ObjectCache]
     """Informers of our copies by kind, as digest views, with an index "namespace"."""
     schedule_sweep: Callable[[str], None]
     """Schedule a check for unused copies from a namespace."""
@@ -383,7 +383,7 @@ class CopyReconciler:
 
     # -- reading
 
-    def informer(self, key: str) -> Informer:
+    def informer(self, key: str) -> ObjectCache:
         return self.copy_informers[kind_of(key)]
 
     def is_synced(self, key: str) -> bool:

@@ -10,7 +10,7 @@ from datetime import datetime
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.ownership import capped_grace_seconds
 from tapestry.client.options import PatchType
-from tapestry.controller import Informer, Result
+from tapestry.controller import ObjectCache, Result
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, uid_of
 from tapestry.kube.pods import TERMINAL_PHASES, is_pod_terminal
@@ -31,7 +31,7 @@ class LostTwins:
     """Track lost twins and end their pods."""
 
     identity: Identity
-    virtual_pods: Informer[VirtualPod]
+    virtual_pods: ObjectCache[VirtualPod]
     clients: Clients
     now: Callable[[], datetime]
     pending_disruptions: dict[str, Object]

@@ -18,7 +18,7 @@ from functools import partial
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.controller import Informer, Terminal
+from tapestry.controller import Informer, ObjectCache, Terminal
 from tapestry.controller.controller import KeyMapper, own_key
 from tapestry.kube.errors import AlreadyExists, BadRequest, Forbidden, Invalid
 from tapestry.kube.names import dns_label_error
@@ -27,9 +27,8 @@ from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES, Resource
 from tapestry.kube.times import parse_time
 from tapestry.syncer.clients import Clients
 from tapestry.syncer.current_binding import CurrentBinding
-from tapestry.syncer.identity import Identity
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
-from tapestry.syncer.topdown.namespace_informers import NamespaceInformers, owned_informer
+from tapestry.syncer.topdown.namespace_informers import NamespaceInformers
 from tapestry.syncer.translate.pods import HostAlias
 from tapestry.syncer.translate.services import (
     SERVICE_NAME,
@@ -52,10 +51,12 @@ OTHER_NAMESPACES_TIMEOUT = 10.0
 class ServiceReconciler:
     """Keep the twins of each Service and its slices; keyed by the virtual Service."""
 
-    identity: Identity
     current_binding: CurrentBinding
     clients: Clients
     now: Callable[[], datetime]
+    twins: ObjectCache
+    twin_slices: ObjectCache
+    """Our physical objects, with an index by source."""
     requeue_service: Callable[[str], None]
     """Requeue a Service."""
     requeue_pod: Callable[[str], None]
@@ -66,17 +67,10 @@ class ServiceReconciler:
     """Keys of the Services that the physical API server rejects; no pod waits for these."""
     virtual_services: NamespaceInformers = field(init=False)
     virtual_slices: NamespaceInformers = field(init=False)
-    twins: Informer = field(init=False)
-    twin_slices: Informer = field(init=False)
-    """Our physical objects."""
 
     def __post_init__(self) -> None:
         self.virtual_services = NamespaceInformers(partial(self._virtual_informer, SERVICES, own_key))
         self.virtual_slices = NamespaceInformers(partial(self._virtual_informer, ENDPOINT_SLICES, service_key))
-        self.twins, self.twin_slices = (
-            owned_informer(self.identity, self.clients.physical_reads, SERVICES),
-            owned_informer(self.identity, self.clients.physical_reads, ENDPOINT_SLICES),
-        )
         self.twins.on_change(self.on_twin_change)
         for informer in (self.twins, self.twin_slices):
             informer.after_sync(self.requeue_all)

@@ -13,7 +13,7 @@ from datetime import datetime
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import tokens_secret_name
-from tapestry.controller import Informer, Result
+from tapestry.controller import ObjectCache, Result
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Conflict, Forbidden, Invalid, NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
@@ -54,7 +54,7 @@ class TokenReconciler:
     clients: Clients
     partition: Partition
     now: Callable[[], datetime]
-    secrets: Informer
+    secrets: ObjectCache
     """Our physical Secrets as digest views."""
     minted_at: dict[str, datetime] = field(default_factory=dict)
     """Time at which each pod last got tokens, which limits the rate whatever happens to the Secret."""

@@ -17,7 +17,7 @@ from datetime import datetime
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name
-from tapestry.controller import Informer, Result
+from tapestry.controller import Informer, ObjectCache, Result
 from tapestry.controller.informer import Handler
 from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform
@@ -192,7 +192,7 @@ class VolumeReconciler:
     def users(self, key: str) -> Iterator[VirtualPod]:
         """Yield our active pods that mount the claim."""
         pods = self.caches.virtual_pods.store.iter_by("refers", f"{ReferenceKind.CLAIM}/{key}")
-        return (pod for pod in pods if pod.node in self.caches.virtual_nodes.store)
+        return filter(self.caches.is_ours, pods)
 
     def requeue_users(self, claims: Iterable[str]) -> None:
         """Requeue the pods that may wait for these claims."""
@@ -343,7 +343,7 @@ class VolumeReconciler:
             advice = "`tapestry join` updates the owner's policies to the binding"
             raise DependencyNotReady(REFUSED_BY_OWNER, f"{error.message}; {advice}") from error
 
-    async def remove(self, key: str, claims: Informer, volumes: Informer) -> Result | None:
+    async def remove(self, key: str, claims: ObjectCache, volumes: ObjectCache) -> Result | None:
         """Delete the twin of an unused claim, and the twin volume after it."""
         informer = claims if claims.store.by("source", key) else volumes
         remaining = [obj for obj in informer.store.by("source", key) if not is_deleting(obj)]

@@ -20,6 +20,7 @@ from tapestry.syncer.app import build_syncer
 from tapestry.syncer.cache_transforms import virtual_pod
 from tapestry.syncer.config import SyncerConfig, SyncerLeaderElection
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
+from tapestry.syncer.topdown.namespace_informers import owned_informer
 from tapestry.syncer.topdown.services import ServiceReconciler
 from tapestry.syncer.translate.services import SERVICE_NAME, twin_service, twin_service_name
 
@@ -383,13 +384,16 @@ async def test_pods_wait_until_services_are_known() -> None:
         await wait_for_address(world)
         requeued: list[str] = []
         requeued_pods: list[str] = []
+        twins, twin_slices = (
+            owned_informer(parts.identity, parts.clients.physical_reads, each) for each in (SERVICES, ENDPOINT_SLICES)
+        )
         services = ServiceReconciler(
-            *(parts.identity, parts.current_binding, parts.clients, parts.manager.now),
+            *(parts.current_binding, parts.clients, parts.manager.now, twins, twin_slices),
             *(requeued.append, requeued_pods.append),
         )
         pod = virtual_pod({**object_named("work", "team-a"), "spec": {"nodeName": "n"}})
         binding = await the_binding(world)
-        running = [group.create_task(informer.run()) for informer in (services.twins, services.twin_slices)]
+        running = [group.create_task(informer.run()) for informer in (twins, twin_slices)]
         await asyncio.sleep(1)
         with pytest.raises(DependencyNotReady, match="the Services of team-a have no twin address yet"):
             await services.ensure(pod, binding)
