@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, field
 
@@ -13,6 +13,9 @@ from tapestry.kube.crds import AGE, Column, Kind, decode_spec
 from tapestry.kube.objects import Object, labels_of, name_of, uid_of
 from tapestry.kube.resources import Resource
 from tapestry.kube.schemas import to_unstructured
+
+if TYPE_CHECKING:
+    from tapestry.apis.hostclusters import HostClusterSpec
 
 LAST_SEEN_INTERVAL = timedelta(minutes=5)
 """Maximum age of `status.lastSeen` while the physical cluster responds and nothing else changes."""
@@ -404,7 +407,9 @@ class Binding:
     """Label value of the virtual cluster."""
     spec: ClusterBindingSpec
     manager_namespace: str = keys.SYSTEM_NAMESPACE
-    """Namespace of the manager and the syncers in the virtual cluster."""
+    """Namespace of the manager and the syncers in the virtual cluster; empty for a tenant, which has none there."""
+    host: "HostClusterSpec | None" = None
+    """Offer of the host cluster to a tenant; None for other bindings."""
 
     def owner_labels(self) -> dict[str, str]:
         """Return the labels that mark a physical object as owned by this binding."""
