@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -23,6 +23,7 @@ from tapestry.apiserver.storage.archive import remove_stale_folders
 from tapestry.apiserver.storage.backends import etcd_imports
 from tapestry.apiserver.storage.sqlite_log import write_lock
 from tapestry.client.client import Client
+from tapestry.controller import Manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.crds import crd
 from tapestry.kube.errors import KubeError
@@ -68,15 +69,35 @@ MountRoutes = Callable[[Routes], Mapping[str, MountedHandler]]
 class PlaneProcess:
     """A running process of planes."""
 
+    config: PlanesConfig
     plane_set: PlaneSet
     management: OpenServer
-    address: str
-    """URL of the listener."""
+    endpoints: Endpoints
+    manager: Manager
+    """Manager of the controller of planes, whose elector holds the Lease of this process."""
+    processes: Processes
+    now: Callable[[], datetime]
+
+    @property
+    def address(self) -> str:
+        """URL of the listener."""
+        return self.endpoints.base_url
+
+
+Extension = Callable[[PlaneProcess], AbstractAsyncContextManager[None]]
+"""More work of a process. It begins before the first plane opens, and ends after the last one has closed."""
+
+
+def no_extension(_: PlaneProcess) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
 
 
 @asynccontextmanager
 async def run_planes(
-    config: PlanesConfig, mount_routes: MountRoutes, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    config: PlanesConfig,
+    mount_routes: MountRoutes,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    extension: Extension = no_extension,
 ) -> AsyncIterator[PlaneProcess]:
     """Hold planes for the duration of the context. Raises StorageError, ValueError or OSError if it cannot start."""
     config = await with_denied_host_addresses(config, os.environ)
@@ -104,10 +125,11 @@ async def run_planes(
                     management = client_of(opened.opened)
                     await remove_plane_leftovers(config, management)
                     cleanup = group.create_task(try_to_remove_etcd_leftovers(config, management), name="leftovers")
-                    async with run_controller(config, opened.opened, plane_set, endpoints, group_key):
+                    process = plane_process(config, plane_set, opened.opened, endpoints, now)
+                    async with extension(process), run_controller(process, group_key):
                         log.info("planes process started", name=config.name, address=endpoints.base_url)
                         try:
-                            yield PlaneProcess(plane_set, opened.opened, endpoints.base_url)
+                            yield process
                         finally:
                             idle.cancel()
                             cleanup.cancel()
@@ -155,20 +177,27 @@ async def run_management_api(
                 follower.cancel()
 
 
-@asynccontextmanager
-async def run_controller(
+def plane_process(
     config: PlanesConfig,
-    management: OpenServer,
     plane_set: PlaneSet,
+    management: OpenServer,
     endpoints: Endpoints,
-    group_key: GroupKey | None,
-) -> AsyncIterator[None]:
-    """Run the controller of planes, which holds the Lease of this process."""
+    now: Callable[[], datetime],
+) -> PlaneProcess:
     manager = planes_manager(management, config, process_identity(config))
     processes = Processes(config.name, manager.elector, is_named_only=config.named_only)
+    return PlaneProcess(config, plane_set, management, endpoints, manager, processes, now)
+
+
+@asynccontextmanager
+async def run_controller(process: PlaneProcess, group_key: GroupKey | None) -> AsyncIterator[None]:
+    """Run the controller of planes, which holds the Lease of this process."""
+    config, manager, endpoints = process.config, process.manager, process.endpoints
     manager.register(
         "planes",
-        lambda each: plane_controller.install(each, config, plane_set, endpoints.url, processes, group_key),
+        lambda each: plane_controller.install(
+            each, config, process.plane_set, endpoints.url, process.processes, group_key
+        ),
     )
     manager.register("plane-ports", lambda each: plane_ports.install(each, config.name, endpoints.ports))
     async with asyncio.TaskGroup() as group:

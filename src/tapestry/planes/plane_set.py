@@ -4,10 +4,11 @@ Each plane runs in its own task, so that a plane that fails to open or stops wit
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 from tapestry.apiserver.assembly import ServerThreads
 from tapestry.apiserver.core.config import ApiServerConfig
@@ -58,6 +59,10 @@ class PlaneEntry:
     """State of the start: set when the plane is open or failed."""
 
 
+PlaneTask = Callable[[PlaneEntry, OpenPlane], Coroutine[Any, Any, None]]
+"""Work beside an open plane. It is cancelled, and ends, before the plane closes. An error of it closes the plane."""
+
+
 class PlaneSet:
     """The planes of this process by id."""
 
@@ -73,6 +78,7 @@ class PlaneSet:
         """Shares of the planes, and the limits on the connections of all listeners."""
         self._entries: dict[str, PlaneEntry] = {}
         self._is_stopped = False
+        self._task: PlaneTask | None = None
         self._listeners: list[Callable[[PlaneEntry], None]] = []
 
     @property
@@ -83,6 +89,10 @@ class PlaneSet:
     def on_change(self, listener: Callable[[PlaneEntry], None]) -> None:
         """Call `listener` when a plane is added or changes its state."""
         self._listeners.append(listener)
+
+    def run_with_planes(self, task: PlaneTask) -> None:
+        """Run `task` beside each plane that is opened from now on, as work of the plane."""
+        self._task = task
 
     def __iter__(self) -> Iterator[PlaneEntry]:
         return iter(list(self._entries.values()))
@@ -173,7 +183,7 @@ class PlaneSet:
                     self._set_state(entry, PlaneState.OPEN)
                     entry.ready.set()
                     self._heap.freeze_soon()
-                await entry.closing.wait()
+                    await self._run_until_closing(entry, plane)
         except Exception as error:
             log.exception("plane failed", plane=entry.id)
             if not entry.closing.is_set():
@@ -184,6 +194,16 @@ class PlaneSet:
             share.close()
             entry.plane = entry.task = None
             entry.ready.set()
+
+    async def _run_until_closing(self, entry: PlaneEntry, plane: OpenPlane) -> None:
+        """Wait for the request to close a plane. The work beside it ends first, so that it may still use the plane."""
+        if self._task is None:
+            await entry.closing.wait()
+            return
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self._task(entry, plane), name=f"beside-{entry.id}")
+            await entry.closing.wait()
+            task.cancel()
 
     def _set_state(
         self, entry: PlaneEntry, state: PlaneState, message: str = "", wake_at: datetime | None = None

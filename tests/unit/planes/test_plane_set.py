@@ -13,7 +13,7 @@ from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import object_named
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
 from tapestry.planes.open_plane import OpenPlane
-from tapestry.planes.plane_set import PlaneSet, PlaneState
+from tapestry.planes.plane_set import PlaneEntry, PlaneSet, PlaneState
 
 
 @asynccontextmanager
@@ -115,3 +115,40 @@ async def test_no_plane_opens_after_the_end(tmp_path: Path) -> None:
         assert await planes.open(entry) is None
         assert await planes.wake(entry) is None
         assert (entry.state, entry.task) == (PlaneState.ASLEEP, None)
+
+
+async def test_work_beside_a_plane_ends_before_the_plane_closes(tmp_path: Path) -> None:
+    found: list[str] = []
+
+    async def work(entry: PlaneEntry, plane: OpenPlane) -> None:
+        client = client_of(plane)
+        found.append(f"{entry.id} begins")
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await client.create(NAMESPACES, object_named("last-write"))
+            found.append(f"{entry.id} ends")
+
+    async with plane_set() as planes:
+        planes.run_with_planes(work)
+        entry = planes.add("a", config_for(tmp_path / "a"))
+        await planes.open(entry)
+        await asyncio.sleep(0)
+        await planes.close(entry, PlaneState.SUSPENDED)
+        assert found == ["a begins", "a ends"]
+        assert await client_of(await planes.open(entry)).get(NAMESPACES, "last-write")
+
+
+async def test_error_of_the_work_beside_a_plane_closes_only_that_plane(tmp_path: Path) -> None:
+    async def work(entry: PlaneEntry, _: OpenPlane) -> None:
+        if entry.id == "broken":
+            raise ValueError("no work")
+
+    async with plane_set() as planes:
+        planes.run_with_planes(work)
+        broken, sound = (planes.add(each, config_for(tmp_path / each)) for each in ("broken", "sound"))
+        await planes.open(broken)
+        await planes.open(sound)
+        assert broken.task is None or await asyncio.wait([broken.task])
+        assert (broken.state, broken.message) == (PlaneState.FAILED, "no work")
+        assert sound.state is PlaneState.OPEN
