@@ -357,6 +357,13 @@ class ClusterBindingStatus(ApiStruct):
     pods: Annotated[int, Meta(description="Number of pods on virtual nodes.")] | None = None
     leased: Annotated[dict[str, str], Meta(description="Total leased by nodes that are open now.")] | None = None
     used: Annotated[dict[str, str], Meta(description="Total requested by pods on virtual nodes.")] | None = None
+    usage: (
+        Annotated[
+            dict[str, str],
+            Meta(description="Of a tenant: pods, namespaces, services, and the requests of its pods and claims."),
+        ]
+        | None
+    ) = None
     last_seen: (
         Annotated[
             datetime,
@@ -428,10 +435,15 @@ class Binding:
         )
 
 
-def binding_of(obj: Object, virtual_cluster_uid: str, manager_namespace: str = keys.SYSTEM_NAMESPACE) -> Binding:
+def binding_of(
+    obj: Object,
+    virtual_cluster_uid: str,
+    manager_namespace: str = keys.SYSTEM_NAMESPACE,
+    host: "HostClusterSpec | None" = None,
+) -> Binding:
     """Return the binding in `obj`.  Raise InvalidSpec if the spec does not decode."""
-    virtual_cluster = virtual_cluster_label(virtual_cluster_uid)
-    return Binding(name_of(obj), uid_of(obj), virtual_cluster, decode_spec(CLUSTER_BINDING, obj), manager_namespace)
+    virtual_cluster, spec = virtual_cluster_label(virtual_cluster_uid), decode_spec(CLUSTER_BINDING, obj)
+    return Binding(name_of(obj), uid_of(obj), virtual_cluster, spec, manager_namespace, host)
 
 
 def is_tenant(binding: Object) -> bool:

@@ -116,9 +116,13 @@ MANAGER_FINALIZER: Final = PREFIX + "clusterbinding-manager"
 SYNCER_FINALIZER: Final = PREFIX + "clusterbinding-syncer"
 """Held until the binding's virtual nodes and all objects that it owns in the physical cluster are deleted."""
 
-# Finalizer of Planes, in the management API.
+# Finalizers of objects in the management API.
 PLANE_FINALIZER: Final = PREFIX + "plane"
 """Held until the data of the plane is deleted."""
+TENANT_FINALIZER: Final = PREFIX + "tenant"
+"""On the binding of a tenant: held until nothing of the tenant is left in its host cluster."""
+HOST_FINALIZER: Final = PREFIX + "hostcluster"
+"""Held until the HostCluster has no tenants."""
 
 # Taints.  NoExecute is never used: the syncer reclaims pods itself, at their deadline.
 VNODE_TAINT: Final = PREFIX + "vnode"

@@ -94,8 +94,8 @@ def invalid_policy(obj: Object, side: PolicySide) -> Policy:
 
 
 def applies_to_binding(obj: Object, binding: Binding) -> bool:
-    """Return whether a policy names this binding or its clusterID."""
-    return value_at(obj, "spec", "cluster") in (binding.name, binding.spec.cluster_id)
+    """Return whether a policy names this binding, its clusterID, or the HostCluster of a tenant."""
+    return value_at(obj, "spec", "cluster") in (binding.name, binding.spec.cluster_id, binding.spec.host_cluster)
 
 
 def parsed_policies(
