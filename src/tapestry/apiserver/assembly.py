@@ -57,6 +57,11 @@ from tapestry.apiserver.admission.quota import ResourceQuotaAdmission
 from tapestry.apiserver.admission.runtime_class import RuntimeClassAdmission
 from tapestry.apiserver.admission.service_account import ServiceAccountAdmission
 from tapestry.apiserver.admission.storage_object_in_use_protection import PROTECTION_FINALIZERS, protect_storage_object
+from tapestry.apiserver.admission.syncer_restriction import (
+    RESTRICTED_FIELDS_OF,
+    RESTRICTED_TARGETS,
+    SyncerRestriction,
+)
 from tapestry.apiserver.admission.validating_policies import ValidatingPolicies
 from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
 from tapestry.apiserver.aggregation.aggregator import build_aggregator
@@ -70,7 +75,7 @@ from tapestry.apiserver.core.outgoing_http import WebhookClient
 from tapestry.apiserver.core.private_files import KEYS_FOLDER, ChangeKeys, change_local_keys
 from tapestry.apiserver.core.requests import Attributes, Authorize, allow_all, no_denial_reason
 from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
-from tapestry.apiserver.core.responses import PathHandler, SpecialHandler
+from tapestry.apiserver.core.responses import PathHandler, ResourceHandler, SpecialHandler
 from tapestry.apiserver.core.session_limiter import SessionLimiter
 from tapestry.apiserver.core.shared_capacity import SharedCapacity
 from tapestry.apiserver.core.spec_cache import SpecCache
@@ -309,7 +314,9 @@ def build_server(
     )
     rng, limit_ranger = random.Random(), LimitRanger(store)
     spec_cache = spec_cache or SpecCache()
-    allocator = ServiceAllocator(store, service_range(config), rng)
+    syncer_restriction = SyncerRestriction()
+    skippable = syncer_restriction.unless_skipped
+    allocator = ServiceAllocator(store, service_range(config), rng, syncer_restriction)
     policies, policy_strategy = ValidatingPolicies(store, registry, authorize), PolicyStrategy(registry, api.schemas)
     is_crd, is_policy, is_csr = is_one_of(CRDS.name), is_one_of(*MATCH_FIELDS), is_one_of(SIGNING_REQUESTS)
     has_limits = is_one_of("pods", "persistentvolumeclaims")
@@ -329,7 +336,7 @@ def build_server(
         ),
     )
     pod_plugins = (
-        *(limit_ranger.default, PriorityAdmission(store), default_toleration_seconds),
+        *(skippable(limit_ranger.default), PriorityAdmission(store), default_toleration_seconds),
         *((ServiceAccountAdmission(store, rng),) if config.pod_accounts else ()),
         RuntimeClassAdmission(store),
     )
@@ -350,6 +357,7 @@ def build_server(
     lifecycle = NamespaceLifecycle(store)
     admit = Pipeline(
         [
+            ResourceStep(is_one_of(*RESTRICTED_TARGETS), syncer_restriction.check_target),
             *(*decoding, ResourceStep(is_restricted, restriction)),
             *(
                 ResourceStep(is_csr, csrs.prepare),
@@ -357,10 +365,10 @@ def build_server(
                 lifecycle,
             ),
             *plugins,
-            webhooks.mutate,
+            skippable(webhooks.mutate),
         ]
     )
-    validators = policies, webhooks.validate
+    validators = skippable(policies), skippable(webhooks.validate)
     validate = Pipeline(
         [
             *(
@@ -372,6 +380,7 @@ def build_server(
                 server_fields.prepare_for_write,
                 ResourceStep(is_one_of(SERVICES.name), allocator),
                 PureStep(validation.validation_step),
+                ResourceStep(is_one_of(*RESTRICTED_FIELDS_OF), syncer_restriction.check_fields),
                 ResourceStep(is_custom, PureStep(definitions.validate)),
             ),
             *(
@@ -382,17 +391,18 @@ def build_server(
             *(
                 PureStep(advice.add_warnings),
                 PureStep(field_manager.ignore_timestamp_changes),
-                ResourceStep(has_limits, limit_ranger.check),
+                ResourceStep(has_limits, skippable(limit_ranger.check)),
             ),
-            *(PodSecurity(store), *validators),
-            ResourceQuotaAdmission(
-                store, registry.info_for(RESOURCE_QUOTAS), now
+            *(skippable(PodSecurity(store)), *validators),
+            skippable(
+                ResourceQuotaAdmission(store, registry.info_for(RESOURCE_QUOTAS), now)
             ),  # last, because the charged object is stored immediately after it
         ]
     )
     delete_steps = (
-        *(restriction.validate_delete, lifecycle.validate_delete, advice.add_delete_warnings),
-        *(policies.validate_delete, webhooks.validate_delete),
+        *(syncer_restriction.check_delete, restriction.validate_delete, lifecycle.validate_delete),
+        advice.add_delete_warnings,
+        *map(syncer_restriction.delete_unless_skipped, (policies.validate_delete, webhooks.validate_delete)),
     )
     codec = StorageCodec(converter)
     reader = Reader(store, codec, rng)
@@ -413,12 +423,14 @@ def build_server(
     )
     limiter = SessionLimiter(config.max_sessions, config.max_sessions_per_user, is_strict=config.strict_limits)
     connections = build_connect_handler(store, policies, webhooks, kubelets, rng, limiter, egress.check_pod)
+
+    def admitted(handler: ResourceHandler) -> ResourceHandler:
+        by_plane = webhooks.admitted_handler(policies.admitted_handler(handler))
+        return restriction.restricted_handler(syncer_restriction.handler_unless_skipped(by_plane, handler))
+
     special: dict[tuple[str, str], SpecialHandler] = {
         **{key: typed(handler) for key, handler in reviews.handlers().items()},
-        **{
-            key: typed(restriction.restricted_handler(webhooks.admitted_handler(policies.admitted_handler(handler))))
-            for key, handler in post_handlers.items()
-        },
+        **{key: typed(admitted(handler)) for key, handler in post_handlers.items()},
         **dict.fromkeys(CONNECT_TARGETS, connections.handle),
         ("pods", "log"): kubelets.pod_log,
         ("*", "scale"): typed(ScaleHandler(reader, verbs, webhooks.admit).handle),
@@ -437,6 +449,7 @@ def build_server(
             *(webhook_client.close, kubelets.close, connections.proxy.close, proxy.close),
             *(document_cache.close, spec_cache.clear),
         ),
+        syncer_restriction=syncer_restriction,
     )
 
 

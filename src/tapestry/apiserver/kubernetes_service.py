@@ -17,12 +17,16 @@ UNROUTED_ADDRESS = ("192.0.2.1", 9)
 
 
 async def publish_service(server: Server, network: Network, host: str, port: int) -> None:
-    """Create the Service and its endpoint. If `host` is loopback, the endpoint is the address of this machine."""
+    """Create the Service and its endpoint. If `host` is loopback, the endpoint is the address of this machine.
+
+    If a syncer owns the addresses of Services, it writes that of this one, too.
+    """
     await create_if_missing(
         server, NETWORKING, "servicecidrs", {"metadata": {"name": SERVICE_NAME}, "spec": {"cidrs": [str(network)]}}
     )
     await mark_service_cidr_ready(server)
-    await create_if_missing(server, "", "services", service_object(first_service_ip(network), port))
+    cluster_ip = "" if server.syncer_restriction.is_enabled else first_service_ip(network)
+    await create_if_missing(server, "", "services", service_object(cluster_ip, port))
     address = advertise_address(host)
     if address is not None:
         await create_or_replace(server, "", "endpoints", endpoints_object(address, port))
@@ -40,12 +44,12 @@ async def mark_service_cidr_ready(server: Server) -> None:
     await server.verbs.update(WriteRequest("update", target, BOOTSTRAP_USER, {}), with_status, unrestricted=True)
 
 
-def service_object(address: str, port: int) -> Object:
+def service_object(cluster_ip: str, port: int) -> Object:
     ports = [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": port}]
     labels = {"component": "apiserver", "provider": "kubernetes"}
     return {
         "metadata": object_metadata(labels),
-        "spec": {"clusterIP": address, "clusterIPs": [address], "ports": ports},
+        "spec": {"ports": ports, **({"clusterIP": cluster_ip, "clusterIPs": [cluster_ip]} if cluster_ip else {})},
     }
 
 

@@ -2,6 +2,9 @@
 
 The Services in the store define which values are in use. A new value is reserved until its Service is stored. The
 check is repeated then, because another server may have allocated the same value.
+
+In a plane whose pods run in a host cluster, the host cluster allocates them: Services are stored without an address
+until the syncer writes it.
 """
 
 import ipaddress
@@ -12,10 +15,17 @@ from random import Random
 
 import msgspec
 
+from tapestry.apiserver.admission.syncer_restriction import SyncerRestriction
 from tapestry.apiserver.core.faults import Fault, invalid_object, invalid_value
 from tapestry.apiserver.core.requests import WriteRequest
 from tapestry.apiserver.core.store import Store, WatchEvent
-from tapestry.apiserver.validation.services import EXTERNAL_SERVICE_TYPES, ip_family_of, is_headless, needs_health_check
+from tapestry.apiserver.validation.services import (
+    ADDRESS_FIELDS,
+    EXTERNAL_SERVICE_TYPES,
+    ip_family_of,
+    is_headless,
+    needs_health_check,
+)
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object, name_of, without_field
 from tapestry.kube.resources import SERVICES
@@ -23,7 +33,6 @@ from tapestry.kube.resources import SERVICES
 NODE_PORTS = range(30000, 32768)
 RESERVATION_SECONDS = 5.0
 """Seconds for which a value stays reserved for a Service that is about to be stored."""
-FAMILY_FIELDS = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
 LOAD_BALANCER_FIELDS = ("allocateLoadBalancerNodePorts", "loadBalancerClass", "healthCheckNodePort")
 
 
@@ -37,6 +46,8 @@ class ServiceAllocator:
     store: Store
     network: Network
     random: Random
+    syncer_restriction: SyncerRestriction = field(default_factory=SyncerRestriction)
+    """While it is enabled, nothing is allocated."""
     allocated: dict[str | int, int] = field(default_factory=dict)
     """Number of Services that use an address or a port; more than one is a conflict."""
     reservations: dict[str | int, tuple[str, float]] = field(default_factory=dict)
@@ -68,6 +79,10 @@ class ServiceAllocator:
             if old is not None
             else normalize_cluster_ips(spec)
         )
+        if self.syncer_restriction.is_enabled:
+            if result.get("type") != "ExternalName":
+                result = self.with_families(result)
+            return with_ended_load_balancer(before, {**new, "spec": result})
         owner = f"{request.target.namespace}/{name_of(new)}"
         has_address = bool(before.get("clusterIPs"))  # validation checks changes of existing addresses
         faults = [] if has_address else list(family_faults(result, self.family))
@@ -84,9 +99,7 @@ class ServiceAllocator:
         service = {**new, "spec": result}
         new_values = frozenset(allocated_values(service)).difference(allocated_values(old or {}))
         request.claim = (lambda: self.reserve_all(new_values, owner)) if new_values else None
-        if before.get("type") == "LoadBalancer" and result.get("type") != "LoadBalancer":
-            service = {**service, "status": {**(new.get("status") or {}), "loadBalancer": {}}}
-        return service
+        return with_ended_load_balancer(before, service)
 
     # -- addresses
 
@@ -263,7 +276,7 @@ def patch_allocated_values(before: Object, spec: Object) -> Object:
         result = {**result, "ports": [with_node_port(each, node_ports) for each in result.get("ports") or ()]}
     if needs_health_check(before) and needs_health_check(result) and not result.get("healthCheckNodePort"):
         result = {**result, "healthCheckNodePort": before.get("healthCheckNodePort")}
-    return {key: value for key, value in result.items() if key not in FAMILY_FIELDS or value}
+    return {key: value for key, value in result.items() if key not in ADDRESS_FIELDS or value}
 
 
 def with_node_port(port: Object, node_ports: dict[tuple[str | None, int | None], int | None]) -> Object:
@@ -276,7 +289,7 @@ def drop_type_dependent_fields(before: Object, spec: Object) -> Object:
     result, type = spec, spec.get("type")
     dropped: list[str] = []
     if type == "ExternalName" != before.get("type"):
-        dropped += [*FAMILY_FIELDS, "internalTrafficPolicy"]
+        dropped += [*ADDRESS_FIELDS, "internalTrafficPolicy"]
     if before.get("type") == "LoadBalancer" != type:
         dropped += LOAD_BALANCER_FIELDS
     if (
@@ -291,6 +304,13 @@ def drop_type_dependent_fields(before: Object, spec: Object) -> Object:
     if needs_node_ports(before) and type not in EXTERNAL_SERVICE_TYPES and result.get("ports") == before.get("ports"):
         result = {**result, "ports": [without_field(each, "nodePort") for each in result.get("ports") or ()]}
     return result
+
+
+def with_ended_load_balancer(before: Object, service: Object) -> Object:
+    """Return a Service without the addresses of its load balancer if it no longer has one."""
+    if before.get("type") != "LoadBalancer" or service["spec"].get("type") == "LoadBalancer":
+        return service
+    return {**service, "status": {**(service.get("status") or {}), "loadBalancer": {}}}
 
 
 def family_faults(spec: Object, family: str) -> Iterator[Fault]:

@@ -4,10 +4,11 @@ import fnmatch
 import importlib
 from collections.abc import Iterable
 from functools import cache, partial
+from typing import Any
 
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.ca_publisher import CaBundle
-from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.apiserver.core.requests import APISERVER_USER, CallOrigin
 from tapestry.apiserver.handlers.server import Server
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.controller import Manager
@@ -39,9 +40,10 @@ DEFAULT_CONTROLLERS = (
     "roles",
     *certificates.CONTROLLER_NAMES,
 )
+NODE_LIFECYCLE = "nodes"
 OPTIONAL_CONTROLLERS = {
     "scheduler": "scheduler.scheduler",
-    "nodes": "node_lifecycle",
+    NODE_LIFECYCLE: "node_lifecycle",
     "deployments": "workloads.deployments",
     "replicasets": "workloads.replicasets",
     "replicationcontrollers": "workloads.replicasets:install_replication_controllers",
@@ -82,13 +84,14 @@ def register_controllers(
     manager.register(certificates.APPROVING, certificates.install_approving)
     manager.register(certificates.SIGNING, lambda each: certificates.install_signing(each, signing_ca))
     manager.register(certificates.CLEANING, certificates.install_cleaning)
+    arguments = {NODE_LIFECYCLE: (lambda: not server.syncer_restriction.is_enabled,)}
     for name, place in OPTIONAL_CONTROLLERS.items():
-        manager.register(name, partial(import_and_install, place))
+        manager.register(name, partial(import_and_install, place, arguments=arguments.get(name, ())))
 
 
-def import_and_install(place: str, manager: Manager) -> None:
+def import_and_install(place: str, manager: Manager, arguments: tuple[Any, ...] = ()) -> None:
     module, _, function = place.partition(":")
-    getattr(importlib.import_module(f"tapestry.controlplane.{module}"), function or "install")(manager)
+    getattr(importlib.import_module(f"tapestry.controlplane.{module}"), function or "install")(manager, *arguments)
 
 
 def check_patterns(patterns: Iterable[str]) -> None:
@@ -128,6 +131,8 @@ def control_plane_manager(
         metrics=Metrics(address=""),
         probes=Probes(address=""),
     )
-    manager = Manager(config, lambda: InProcessTransport(handler, APISERVER_USER), identity=new_identity())
+    manager = Manager(
+        config, lambda: InProcessTransport(handler, APISERVER_USER, CallOrigin.CONTROLLER), identity=new_identity()
+    )
     register_controllers(manager, handler.server, ca_bundle, signing_ca)
     return manager

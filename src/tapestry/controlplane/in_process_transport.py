@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.requests import Call, CallOrigin, User
 from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
 from tapestry.apiserver.handlers.server import CallHandler
 from tapestry.apiserver.handlers.watches import WatchResponse
@@ -14,11 +14,13 @@ from tapestry.kube.errors import ResponseTooLarge, TransportError
 
 
 class InProcessTransport:
-    """Send requests to `server` as `user`."""
+    """Send requests to `server` as `user`.
 
-    def __init__(self, server: CallHandler, user: User) -> None:
-        self._server = server
-        self._user = user
+    `origin` gives rights that no user of the server has, so requests made for a client keep the default.
+    """
+
+    def __init__(self, server: CallHandler, user: User, origin: CallOrigin = CallOrigin.CLIENT) -> None:
+        self._server, self._user, self._origin = server, user, origin
         self._timeouts: set[asyncio.Timeout] = set()
 
     async def send(self, request: Request) -> Response:
@@ -57,7 +59,10 @@ class InProcessTransport:
 
     async def _handle(self, request: Request) -> ApiResponse | WatchResponse:
         headers = {"content-type": request.content_type, "accept": request.accept}
-        call = Call(request.method, request.path, request.query, headers, request.body or b"", self._user)
+        call = Call(
+            *(request.method, request.path, request.query, headers, request.body or b"", self._user),
+            origin=self._origin,
+        )
         response = await self._server.handle(call)
         assert not isinstance(response, SessionResponse)  # these calls request no upgrade
         return response

@@ -212,6 +212,8 @@ class NodeLifecycleReconciler:
     nodes: Informer
     leases: Informer
     pods: Informer
+    has_heartbeats: Callable[[], bool] = lambda: True
+    """False while a syncer in this process writes the conditions of nodes, whose age then means nothing."""
     heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
     eviction_limiter: EvictionLimiter = field(default_factory=EvictionLimiter)
     enqueue_key: Callable[[str], None] = lambda _: None
@@ -255,14 +257,15 @@ class NodeLifecycleReconciler:
         node = self.nodes.store.get(name)
         if node is None or is_deleting(node):
             return None
-        now = self.now()
-        due = heartbeat_deadline(node, self.observe_heartbeat(node).observed_at)
-        if due <= now:
-            node = await self.mark_unknown(node, now)
+        now, due = self.now(), None
+        if self.has_heartbeats():
+            due = heartbeat_deadline(node, self.observe_heartbeat(node).observed_at)
+            if due <= now:
+                node, due = await self.mark_unknown(node, now), None
         retry_at = await self.update_taints(node, now)
         if ready_status(node) in ("False", "Unknown"):
             await self.mark_pods_not_ready(node)
-        times = [each for each in (due if due > now else None, retry_at) if each is not None]
+        times = [each for each in (due, retry_at) if each is not None]
         return Result(requeue_at=min(times)) if times else None
 
     async def mark_unknown(self, node: Object, now: datetime) -> Object:
@@ -322,12 +325,14 @@ def has_relevant_change(old: Object | None, new: Object | None) -> bool:
     )
 
 
-def install(manager: Manager) -> None:
+def install(manager: Manager, has_heartbeats: Callable[[], bool] = lambda: True) -> None:
     """Add the node lifecycle and pod deletion controllers to `manager`."""
     nodes = manager.informer(NODES)
     leases = manager.informer(LEASES, namespace=NODE_LEASE_NAMESPACE)
     pods = manager.informer(PODS, indexers={NODE_INDEX: node_name_keys})
-    reconciler = NodeLifecycleReconciler(manager.client, manager.events, manager.now, nodes, leases, pods)
+    reconciler = NodeLifecycleReconciler(
+        *(manager.client, manager.events, manager.now, nodes, leases, pods), has_heartbeats=has_heartbeats
+    )
     controller = manager.controller("nodes", reconciler.reconcile)
     reconciler.enqueue_key = controller.queue.add
     nodes.on_change(reconciler.node_changed)

@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from tapestry.apis import keys
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.assembly import OpenServer, ServerIsolation, ServerThreads, open_server, service_range
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
-from tapestry.apiserver.core.requests import User
+from tapestry.apiserver.core.requests import MASTERS_GROUP, CallOrigin, User
 from tapestry.apiserver.kubernetes_service import publish_service
 from tapestry.controller import Manager
 from tapestry.controlplane.app import control_plane_manager
@@ -23,6 +24,10 @@ from tapestry.process.addresses import parse_address
 from tapestry.process.logs import logger
 
 log = logger(__name__)
+
+
+SYNCER_USER = User("system:syncer", (MASTERS_GROUP,))
+"""User of the syncer in managed fields and in the audit log. Its rights beyond that come from its transport."""
 
 
 @dataclass(eq=False)
@@ -44,7 +49,7 @@ class OpenPlane:
 
     @asynccontextmanager
     async def transport(self, user: User) -> AsyncIterator[InProcessTransport]:
-        """Open a transport for a client in this process, for example a syncer. It is closed at the end."""
+        """Open a transport for a client in this process. It keeps the plane awake until it is closed at the end."""
         transport = InProcessTransport(self.opened.request_handler, user)
         self.clients.count += 1
         try:
@@ -52,6 +57,30 @@ class OpenPlane:
         finally:
             self.clients.count -= 1
             await transport.close()
+
+    @asynccontextmanager
+    async def syncer_transport(self) -> AsyncIterator[InProcessTransport]:
+        """Open a transport for the syncer of the plane. It is closed at the end, and does not keep the plane awake.
+
+        Whoever has it writes what nobody else may write, and no admission of the plane applies.
+        """
+        transport = InProcessTransport(self.opened.request_handler, SYNCER_USER, CallOrigin.SYNCER)
+        try:
+            yield transport
+        finally:
+            await transport.close()
+
+    def restrict_to_syncer(self, is_restricted: bool = True) -> None:
+        """Let only the syncer write Nodes and what else the host cluster decides, or let everyone write them again."""
+        restrict_to_syncer(self.opened, is_restricted)
+
+
+def restrict_to_syncer(opened: OpenServer, is_restricted: bool) -> None:
+    restriction = opened.server.syncer_restriction
+    if is_restricted:
+        restriction.enable((keys.MAPPED_CONDITION,))
+    else:
+        restriction.disable()
 
 
 @asynccontextmanager
@@ -62,11 +91,15 @@ async def open_plane(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     hold: PlaneHold | None = None,
     isolation: ServerIsolation | None = None,
+    *,
+    is_restricted: bool = False,
 ) -> AsyncIterator[OpenPlane]:
     """Open a plane for the duration of the context. Raises ValueError, OSError or StorageError if it cannot open.
 
     An error of the plane ends the context, so the caller gives each plane its own task. A closed plane leaves no
     reference cycles. A plane in etcd needs a hold, and ends with EpochLost when another process takes it.
+
+    A restricted plane is one whose nodes belong to a syncer: see `OpenPlane.restrict_to_syncer`.
     """
     if hold is not None:
         await restore_keys(plane_id, config, hold)
@@ -79,6 +112,7 @@ async def open_plane(
         open_server(config, threads, now, fence=fence, isolation=isolation, change_keys=change_keys) as opened,
         asyncio.TaskGroup() as group,
     ):
+        restrict_to_syncer(opened, is_restricted)
         await publish_address(plane_id, opened)
         manager = control_plane_manager(opened.request_handler, opened.ca_bundle, config.controllers, authority)
         controllers = group.create_task(manager.run(), name=f"controllers-{plane_id}")

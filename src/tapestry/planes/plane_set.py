@@ -77,6 +77,8 @@ class PlaneSet:
         self.shares = ProcessShares(threads)
         """Shares of the planes, and the limits on the connections of all listeners."""
         self._entries: dict[str, PlaneEntry] = {}
+        self._restricted: set[str] = set()
+        """Ids of the planes whose nodes belong to a syncer."""
         self._is_stopped = False
         self._task: PlaneTask | None = None
         self._listeners: list[Callable[[PlaneEntry], None]] = []
@@ -103,6 +105,16 @@ class PlaneSet:
     def config_of(self, plane_id: str) -> ApiServerConfig | None:
         entry = self._entries.get(plane_id)
         return entry.config if entry is not None else None
+
+    def restrict_to_syncer(self, plane_id: str, is_restricted: bool = True) -> None:
+        """Let only the syncer of a plane write its nodes, now and whenever the plane opens; or end that.
+
+        The plane need not be added yet.
+        """
+        (self._restricted.add if is_restricted else self._restricted.discard)(plane_id)
+        entry = self._entries.get(plane_id)
+        if entry is not None and entry.plane is not None:
+            entry.plane.restrict_to_syncer(is_restricted)
 
     def add(
         self,
@@ -176,9 +188,11 @@ class PlaneSet:
     async def _run(self, entry: PlaneEntry, share: PlaneShare) -> None:
         try:
             async with open_plane(
-                *(entry.id, entry.config, self._threads, self._now, entry.hold), share.isolation
+                *(entry.id, entry.config, self._threads, self._now, entry.hold, share.isolation),
+                is_restricted=entry.id in self._restricted,
             ) as plane:
                 if not entry.closing.is_set():
+                    plane.restrict_to_syncer(entry.id in self._restricted)  # which may have changed meanwhile
                     entry.plane = plane
                     self._set_state(entry, PlaneState.OPEN)
                     entry.ready.set()

@@ -83,7 +83,11 @@ def posted_attributes(call: Call, target: Target) -> tuple[WriteRequest, Admissi
     kind = subresource_kind(target.info, target.subresource)
     metadata = {**(posted.get("metadata") or {}), "namespace": target.namespace}
     body = {"kind": kind.kind, "apiVersion": kind.api_version, **posted, "metadata": metadata}
-    request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
+    request = WriteRequest(
+        *("create", target, call.user, call.query),
+        audit_annotations=call.audit_annotations,
+        origin=call.origin,
+    )
     return request, admission_attributes(request, None, body)
 
 

@@ -30,7 +30,7 @@ from tapestry.apiserver.core.match_conditions import (
     compile_conditions,
     evaluate_metered,
 )
-from tapestry.apiserver.core.requests import Authorize, Call, Target, WriteRequest
+from tapestry.apiserver.core.requests import Authorize, Call, CallOrigin, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceRegistry
 from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler, response_with_warnings
 from tapestry.apiserver.core.store import Store
@@ -204,7 +204,7 @@ class ValidatingPolicies:
 
     async def admit(self, request: WriteRequest, attributes: AdmissionAttributes) -> None:
         """Check a request that does not write a stored object: a stream or a proxied request."""
-        if bound := await self.bound_policies():
+        if request.origin is not CallOrigin.SYNCER and (bound := await self.bound_policies()):
             await self.check(bound, request, attributes)
 
     def admitted_handler(self, handler: ResourceHandler) -> ResourceHandler:

@@ -30,6 +30,7 @@ from tapestry.apiserver.core.requests import (
     BOOTSTRAP_USER,
     Authorize,
     Call,
+    CallOrigin,
     Convert,
     Step,
     Target,
@@ -112,6 +113,8 @@ class AdmissionWebhooks:
 
     async def admit(self, request: WriteRequest, attributes: AdmissionAttributes) -> Object | None:
         """Admit a request that does not write a stored object, for example a Scale, a Binding or a stream."""
+        if request.origin is CallOrigin.SYNCER:
+            return attributes.new
         kind = attributes.operation, attributes.resource, attributes.subresource
         if hooks := self._mutating.webhooks_for(kind, lambda: attributes):
             attributes, _, _ = await self._call_mutating(hooks, request, attributes)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -71,6 +72,16 @@ class AuditedBody:
             self.is_filled, self.body, self.size = True, body, size
 
 
+class CallOrigin(Enum):
+    """Sender of a request. Nothing in a request sets it: all requests of listeners have the origin CLIENT."""
+
+    CLIENT = "client"
+    CONTROLLER = "controller"
+    """A built-in controller in this process."""
+    SYNCER = "syncer"
+    """The syncer of a tenant in this process, which writes what the host cluster decides."""
+
+
 class Call(msgspec.Struct, frozen=True):
     """One API request. Header names are in lower case."""
 
@@ -102,6 +113,8 @@ class Call(msgspec.Struct, frozen=True):
     """True if the client requests an upgrade that can be accepted: nothing follows the head."""
     base_path: str = ""
     """Path under which clients reach this server; empty for the root. It is not part of `path` and `uri`."""
+    origin: CallOrigin = CallOrigin.CLIENT
+    """Sender of the request. Only `InProcessTransport` sets it."""
 
 
 class Target(NamedTuple):
@@ -173,6 +186,7 @@ class WriteRequest:
     """Precondition that the store checks with the write, and that reserves allocated values."""
     size: int = 0
     """Bytes of JSON to process: the largest of the body, the changed object and its schema."""
+    origin: CallOrigin = CallOrigin.CLIENT
 
     @property
     def is_dry_run(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from msgspec import structs
 
+from tapestry.apiserver.admission.syncer_restriction import SyncerRestriction
 from tapestry.apiserver.aggregation.aggregator import Aggregator
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import JSON, media_type
@@ -88,6 +89,8 @@ class Server:
     """Handlers by the first segment of a non-resource path: `metrics`, `readyz`."""
     close_callbacks: Sequence[Callable[[], Awaitable[None] | None]] = ()
     """Close connections to other servers, and clear caches."""
+    syncer_restriction: SyncerRestriction = field(default_factory=SyncerRestriction)
+    """Rejection of writes to what the syncer of a tenant owns. It is disabled until the caller enables it."""
 
     async def close(self) -> None:
         for close in self.close_callbacks:
@@ -241,6 +244,7 @@ class Server:
         return WriteRequest(
             *(verb, target, call.user, query, content_type, call.body, body, agent, call.duplicate_keys),
             audit_annotations=call.audit_annotations,
+            origin=call.origin,
         )
 
 

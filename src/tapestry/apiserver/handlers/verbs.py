@@ -289,7 +289,9 @@ class Verbs:
     async def delete_if_exists(self, request: WriteRequest, version: ObjectVersion, options: Mapping[str, Any]) -> None:
         target = Target(request.target.info, version.key.namespace, version.key.name)
         try:
-            await self.delete(WriteRequest("delete", target, request.user, request.query), options)
+            await self.delete(
+                WriteRequest("delete", target, request.user, request.query, origin=request.origin), options
+            )
         except ApiError as error:
             if error.code != 404:
                 raise

@@ -53,7 +53,11 @@ class ConnectHandler:
     async def admit(self, call: Call, target: Target, options: ConnectOptions) -> None:
         """Call the admission policies and webhooks for CONNECT. Raises their error."""
         kind = subresource_kind(target.info, target.subresource)
-        request = WriteRequest("create", target, call.user, call.query, audit_annotations=call.audit_annotations)
+        request = WriteRequest(
+            *("create", target, call.user, call.query),
+            audit_annotations=call.audit_annotations,
+            origin=call.origin,
+        )
         fields = {"kind": kind.kind, "apiVersion": kind.api_version, **options.fields()}
         attributes = replace(admission_attributes(request, None, fields), operation="CONNECT", is_dry_run=False)
         await self.policies.admit(request, attributes)

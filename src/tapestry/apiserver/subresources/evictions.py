@@ -52,7 +52,9 @@ class EvictionHandler:
             raise api_errors.bad_request("name in URL does not match name in Eviction object")
         options = {**delete_options(body.get("deleteOptions"), call.query)}
         query = {**call.query, "dryRun": "All"} if options.get("dryRun") else call.query
-        request = WriteRequest("delete", target, call.user, query)  # webhooks already admitted the eviction
+        request = WriteRequest(
+            "delete", target, call.user, query, origin=call.origin
+        )  # webhooks have admitted the eviction
         pod: Object = msgspec.json.decode(await self.reader.get(request.target, {}))
         budget = None if is_finished_or_deleting(pod) else self.budget_of(pod)
         if budget is None:
@@ -157,7 +159,8 @@ class EvictionHandler:
 
         target = request.target
         update = WriteRequest(
-            "update", Target(target.info, target.namespace, target.name, "status"), request.user, request.query
+            *("update", Target(target.info, target.namespace, target.name, "status"), request.user, request.query),
+            origin=request.origin,
         )
         updated: Object = msgspec.json.decode(await self.verbs.update(update, with_disruption_target))
         return updated

@@ -52,6 +52,7 @@ class ScaleHandler:
                 *("update", target, call.user, call.query, content_type),
                 user_agent=call.headers.get("user-agent", ""),
                 audit_annotations=call.audit_annotations,
+                origin=call.origin,
             )
             try:
                 return await self.update_scale(request, body, is_patch=call.method == "PATCH")

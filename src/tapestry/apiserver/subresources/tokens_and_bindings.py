@@ -114,7 +114,8 @@ class TokensAndBindings:
             return with_value(assigned, ("status", "conditions"), new_conditions)
 
         request = WriteRequest(
-            "update", Target(target.info, target.namespace, target.name, "binding"), call.user, call.query
+            *("update", Target(target.info, target.namespace, target.name, "binding"), call.user, call.query),
+            origin=call.origin,
         )
         await self.verbs.update(request, bound, unrestricted=True)
         return json_response(201, CREATED_STATUS)

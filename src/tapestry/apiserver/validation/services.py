@@ -31,6 +31,7 @@ MAX_AFFINITY_SECONDS = 86400
 IP_FAMILIES = ("IPv4", "IPv6")
 SERVICE_TYPES = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
 EXTERNAL_SERVICE_TYPES = ("NodePort", "LoadBalancer")
+ADDRESS_FIELDS = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
 LOAD_BALANCER_ONLY_MESSAGE = "may only be used when `type` is 'LoadBalancer'"
 MAX_ENDPOINT_ADDRESSES, MAX_SLICE_ENDPOINTS, MAX_SLICE_PORTS = 100, 1000, 20000
 
@@ -282,6 +283,12 @@ def validate_cluster_ips_update(before: Object, after: Object) -> Iterator[Fault
     for number, (old, new) in enumerate(zip(old_ips, new_ips, strict=False)):
         if old != new and (number == 0 or len(old_ips) == len(new_ips)):
             yield invalid_value(f"spec.clusterIPs[{number}]", new_ips, "may not change once set")
+
+
+def without_addresses(service: Object) -> Object:
+    """Return a Service as if it had no addresses yet. The syncer replaces them when the host cluster changes."""
+    spec = {key: each for key, each in service["spec"].items() if key not in ADDRESS_FIELDS}
+    return {**service, "spec": spec}
 
 
 def validate_ip_families_update(before: Object, after: Object) -> Iterator[Fault]:

@@ -17,7 +17,7 @@ from tapestry.apiserver.core.faults import (
     invalid_object,
     struct_validator,
 )
-from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.requests import CallOrigin, WriteRequest
 from tapestry.apiserver.core.resource_registry import ResourceInfo
 from tapestry.apiserver.validation import (
     api_services,
@@ -36,7 +36,7 @@ from tapestry.apiserver.validation import (
     workloads,
 )
 from tapestry.kube.objects import Object, name_of
-from tapestry.kube.resources import EVENTS
+from tapestry.kube.resources import EVENTS, SERVICES
 
 UpdateValidator = Callable[[Object, Object], Iterator[Fault]]
 """Function that yields the faults of an update from `old` to `new`."""
@@ -249,6 +249,8 @@ async def validation_step(request: WriteRequest, old: Object | None, new: Object
     target = request.target
     if target.info.is_custom and new["metadata"].get("finalizers"):
         request.warnings.extend(metadata.finalizer_warnings(old, new))
+    if old is not None and target.info.storage == SERVICES.name and request.origin is CallOrigin.SYNCER:
+        old = services.without_addresses(old)
     if faults := first_faults(object_faults(target.info, target.subresource, old, new)):
         resource = EVENTS if target.info.storage == EVENTS.name else target.info.resource
         raise invalid_object(resource, name_of(new), faults)
