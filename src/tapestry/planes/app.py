@@ -73,6 +73,7 @@ class PlaneProcess:
     plane_set: PlaneSet
     management: OpenServer
     endpoints: Endpoints
+    tls: PlaneTls
     manager: Manager
     """Manager of the controller of planes, whose elector holds the Lease of this process."""
     processes: Processes
@@ -125,7 +126,7 @@ async def run_planes(
                     management = client_of(opened.opened)
                     await remove_plane_leftovers(config, management)
                     cleanup = group.create_task(try_to_remove_etcd_leftovers(config, management), name="leftovers")
-                    process = plane_process(config, plane_set, opened.opened, endpoints, now)
+                    process = plane_process(config, plane_set, opened.opened, endpoints, plane_tls, now)
                     async with extension(process), run_controller(process, group_key):
                         log.info("planes process started", name=config.name, address=endpoints.base_url)
                         try:
@@ -182,11 +183,12 @@ def plane_process(
     plane_set: PlaneSet,
     management: OpenServer,
     endpoints: Endpoints,
+    tls: PlaneTls,
     now: Callable[[], datetime],
 ) -> PlaneProcess:
     manager = planes_manager(management, config, process_identity(config))
     processes = Processes(config.name, manager.elector, is_named_only=config.named_only)
-    return PlaneProcess(config, plane_set, management, endpoints, manager, processes, now)
+    return PlaneProcess(config, plane_set, management, endpoints, tls, manager, processes, now)
 
 
 @asynccontextmanager

@@ -47,6 +47,7 @@ class PlaneContext:
     config: ApiServerConfig
     files: tuple[tuple[int, int], ...]
     """State of the CA files from which the context was built."""
+    extra_names: tuple[str, ...]
     expires: float
 
 
@@ -75,7 +76,16 @@ class PlaneTls:
         """Contexts by plane, least recently used first."""
         self._planes: WeakKeyDictionary[ssl.SSLObject, str] = WeakKeyDictionary()
         """Plane that the handshake of a connection named."""
+        self._extra_names: dict[str, tuple[str, ...]] = {}
+        """Additional names and addresses in the certificates of single planes."""
         self._peers: WeakKeyDictionary[ssl.SSLObject, VerifiedPeer] = WeakKeyDictionary()
+
+    def set_extra_names(self, plane_id: str, names: tuple[str, ...]) -> None:
+        """Set the names and addresses that the certificate of a plane has in addition to those of all planes."""
+        if names:
+            self._extra_names[plane_id] = names
+        else:
+            self._extra_names.pop(plane_id, None)
 
     def listener_context(self, plane_id: str = "") -> ssl.SSLContext:
         """Return the context of a listener for all planes, or for one plane that has its own port."""
@@ -117,18 +127,23 @@ class PlaneTls:
             cached is None
             or cached.config is not config
             or cached.files != states_of(ca_files)
+            or cached.extra_names != self._extra_names.get(plane_id, ())
             or cached.expires <= now
         ):
-            context = self._build_context(plane_id, config)
+            extra_names = self._extra_names.get(plane_id, ())
+            context = self._build_context(plane_id, config, extra_names)
             expires = now + (RENEWAL_SECONDS if context is not None else RETRY_SECONDS)
-            cached = self._contexts[plane_id] = PlaneContext(context, config, states_of(ca_files), expires)
+            cached = PlaneContext(context, config, states_of(ca_files), extra_names, expires)
+            self._contexts[plane_id] = cached
             if len(self._contexts) > MAX_CONTEXTS:
                 self._contexts.popitem(last=False)
         self._contexts.move_to_end(plane_id)
         return cached.context
 
-    def _build_context(self, plane_id: str, config: ApiServerConfig) -> ssl.SSLContext | None:
-        names = self.names.server_name(plane_id), *DEFAULT_SERVER_NAMES, *self.names.extra_names
+    def _build_context(
+        self, plane_id: str, config: ApiServerConfig, extra_names: tuple[str, ...]
+    ) -> ssl.SSLContext | None:
+        names = self.names.server_name(plane_id), *DEFAULT_SERVER_NAMES, *self.names.extra_names, *extra_names
         try:
             return reloading_tls_context(authority_of(config), list(dict.fromkeys(names)), config.tls)()
         except (OSError, ValueError) as error:
