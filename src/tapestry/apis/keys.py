@@ -3,6 +3,8 @@
 from typing import Final
 
 PREFIX: Final = "tapestry.io/"
+TENANT_LABEL_PREFIX: Final = "tenant.tapestry.io/"
+"""Prefix of labels on the twins of a tenant that stand for labels of its pods."""
 
 # Labels.
 MANAGED_BY: Final = PREFIX + "managed-by"

@@ -13,6 +13,7 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.names import safe_label_value
 from tapestry.kube.objects import Object, annotations_of, controller_of, digest_of, labels_of, name_of, namespace_of
 from tapestry.syncer.translate.allowed_metadata import copied_labels
+from tapestry.syncer.translate.tenant_labels import renamed_labels
 
 CONSTANT_KEYS = frozenset(
     {
@@ -35,7 +36,8 @@ class AppliedMetadata(msgspec.Struct, frozen=True):
 
 def twin_labels(pod: Object, binding: Binding) -> dict[str, str]:
     """Return the labels of a twin: the copied ones and ours."""
-    return {**copied_labels(pod, binding), **identity_labels(pod, binding)}
+    renamed = renamed_labels(pod, binding) if binding.spec.is_tenant else {}
+    return {**copied_labels(pod, binding), **renamed, **identity_labels(pod, binding)}
 
 
 def identity_labels(obj: Object, binding: Binding) -> dict[str, str]:
