@@ -1,0 +1,1 @@
+"""Tenants: planes whose pods run in a host cluster."""

@@ -1,0 +1,96 @@
+"""Tenants in a process of planes: connections to host clusters, and a syncer beside the plane of each tenant."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, is_tenant
+from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.planes import PLANES, plane_id
+from tapestry.apis.policies import POLICIES
+from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.client.http_transport import HttpTransport
+from tapestry.controller import Manager
+from tapestry.controller.config import ManagerConfig, Metrics, Probes
+from tapestry.controller.informer_views import PartViews, WholeViews
+from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.kube.objects import name_of, uid_of
+from tapestry.planes.app import PlaneProcess
+from tapestry.planes.management import process_identity
+from tapestry.syncer.cache_transforms import with_changed_at
+from tapestry.tenants import host_clusters, tenant_controller
+from tapestry.tenants.host_clusters import HostClusters
+from tapestry.tenants.host_connection import Connect
+from tapestry.tenants.tenant_controller import plane_of
+from tapestry.tenants.tenant_preparation import Preparation
+from tapestry.tenants.tenant_runner import TenantRunner
+from tapestry.tenants.tenant_set import TenantSet
+from tapestry.tenants.tenant_syncer import ManagementCaches
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """The tenants of a process and their host clusters."""
+
+    clusters: HostClusters
+    tenants: TenantSet
+
+
+@asynccontextmanager
+async def run_tenants(process: PlaneProcess, connect: Connect = HttpTransport) -> AsyncIterator[None]:
+    """Run the syncers of tenants beside the planes of a process. An extension of `run_planes`."""
+    manager, tenants = tenants_manager(process), TenantSet()
+    async with asyncio.TaskGroup() as group:
+        clusters = HostClusters(group, connect)
+        synced = asyncio.Event()
+        manager.after_sync(synced.set)
+        manager.register("tenants", partial(install, process=process, clusters=clusters, tenants=tenants))
+        running = group.create_task(manager.run(), name="tenants")
+        try:
+            await synced.wait()
+            yield
+        finally:
+            manager.stop()
+            await asyncio.wait([running])
+            await clusters.close()
+
+
+def tenants_manager(process: PlaneProcess) -> Manager:
+    """Return a manager of the management API, which works in each process for the planes that it holds."""
+    handler = process.management.request_handler
+    config = ManagerConfig(name="tenants", metrics=Metrics(address=""), probes=Probes(address=""))
+    return Manager(
+        config,
+        lambda: InProcessTransport(handler, APISERVER_USER),
+        identity=process_identity(process.config),
+        now=process.now,
+    )
+
+
+def install(manager: Manager, process: PlaneProcess, clusters: HostClusters, tenants: TenantSet) -> None:
+    """Add the controllers of host clusters and of tenants, and run syncers beside planes from now on."""
+    plane_set, endpoints = process.plane_set, process.endpoints
+    bindings, planes = manager.informer(CLUSTER_BINDINGS), manager.informer(PLANES)
+
+    def is_responsible(id: str) -> bool:
+        """Return whether this process holds a plane, or would take it if the plane existed."""
+        if plane_set.get(id) is not None:
+            return True
+        exists = any(plane_id(each) == id for each in planes.store.list())
+        return not exists and process.processes.is_candidate(id)
+
+    preparation = Preparation(api_port=endpoints.ports.port_of, dns_port=lambda _: None)
+    host_clusters.install(manager, clusters, process.processes.is_candidate)
+    recheck = tenant_controller.install(manager, clusters, tenants, preparation, is_responsible)
+    management = ManagementCaches(
+        bindings=PartViews(bindings, uid_of, name_of),
+        hosts=manager.informer(HOST_CLUSTERS),
+        policies=WholeViews(manager.informer(POLICIES, transform=with_changed_at).with_managed_fields()),
+    )
+    bindings.on_change(
+        lambda old, new: plane_set.restrict_to_syncer(plane_of(new)) if new is not None and is_tenant(new) else None
+    )
+    plane_set.run_with_planes(TenantRunner(tenants, management, wire, manager.now).run_beside)
+    plane_set.on_change(lambda entry: recheck(entry.id))

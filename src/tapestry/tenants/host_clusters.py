@@ -1,0 +1,241 @@
+"""Controller of HostClusters: connects the process to each host cluster, and writes the status of its HostCluster.
+
+The first connection records the identity of the host cluster: the UID of its namespace `kube-system`. A kubeconfig that
+leads to another cluster is refused, because all objects of tenants are in the first one.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, SecretReference, is_tenant
+from tapestry.apis.hostclusters import HOST_CLUSTER, HOST_CLUSTERS, HostClusterSpec
+from tapestry.client.access import Access
+from tapestry.client.client import Client
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.transport import SmallResponseTransport
+from tapestry.controller import Informer, Manager, ObjectCache, Result, Terminal
+from tapestry.kube.conditions import new_condition, with_condition
+from tapestry.kube.crds import decode_spec
+from tapestry.kube.errors import KubeError
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at, version_of
+from tapestry.kube.resources import NAMESPACES, SECRETS
+from tapestry.kube.times import parse_time, timestamp
+from tapestry.process.logs import logger
+from tapestry.syncer.bindings import access_from_secret
+from tapestry.tenants.host_connection import Connect, HostConnection
+
+log = logger(__name__)
+
+HOSTS_NAMESPACE = "tapestry-hosts"
+"""Namespace of the management API with the kubeconfigs of host clusters."""
+CHECK_SECONDS = 15.0
+"""Seconds between two updates of the status of a HostCluster."""
+SILENCE_SECONDS = 20.0
+"""Seconds without a response after which a host cluster counts as unreachable."""
+LAST_SEEN_INTERVAL = timedelta(minutes=5)
+"""Time after which `status.lastSeen` is written again while nothing else changes."""
+REACHABLE = "Reachable"
+
+
+@dataclass(eq=False)
+class Host:
+    """A host cluster that this process is connected to."""
+
+    connection: HostConnection
+    identity: str
+    version: str
+    kubeconfig: str
+    """Name and version of the Secret of the current connection."""
+    task: asyncio.Task[None]
+
+
+class HostClusters:
+    """The connections of this process to host clusters, by the name of their HostCluster."""
+
+    def __init__(self, group: asyncio.TaskGroup, connect: Connect = HttpTransport) -> None:
+        self._group, self._connect = group, connect
+        self._context = contextvars.copy_context()
+        """Context of the process, in which the connections run."""
+        self._hosts: dict[str, Host] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the name of each host cluster that is connected."""
+        self._listeners.append(listener)
+
+    def get(self, name: str) -> Host | None:
+        return self._hosts.get(name)
+
+    async def connect(self, name: str, access: Access, kubeconfig: str, pinned: str) -> Host:
+        """Connect to a host cluster, or switch to other credentials. Raises KubeError and Terminal."""
+        identity, version = await self._probe(access)
+        if pinned and identity != pinned:
+            message = (
+                f"the kubeconfig leads to cluster {identity}, not to {pinned} with the objects of the tenants; give a "
+                f"kubeconfig of that cluster, or delete the HostCluster and add it again"
+            )
+            raise Terminal("IdentityChanged", message)
+        host = self._hosts.get(name)
+        if host is None:
+            connection = HostConnection(name, self._connect)
+            task = self._group.create_task(connection.run(), name=f"host-{name}", context=self._context.copy())
+            host = self._hosts[name] = Host(connection, identity, version, kubeconfig, task)
+        host.identity, host.version, host.kubeconfig = identity, version, kubeconfig
+        await host.connection.switch_to(access)
+        for listener in self._listeners:
+            listener(name)
+        return host
+
+    async def _probe(self, access: Access) -> tuple[str, str]:
+        """Return the identity and the version of the cluster that a kubeconfig leads to."""
+        untrusted = Client(SmallResponseTransport(self._connect(access)))
+        try:
+            identity = uid_of(await untrusted.get(NAMESPACES, "kube-system"))
+            return identity, str((await untrusted.server_version()).get("gitVersion", ""))
+        finally:
+            await untrusted.close()
+
+    async def disconnect(self, name: str) -> None:
+        host = self._hosts.pop(name, None)
+        if host is not None:
+            host.task.cancel()
+            await asyncio.wait([host.task])
+            await host.connection.close()
+
+    async def close(self) -> None:
+        for name in list(self._hosts):
+            await self.disconnect(name)
+
+
+@dataclass(frozen=True)
+class HostClusterReconciler:
+    """Keep the connection to each host cluster, and its status."""
+
+    hosts: Informer
+    secrets: Informer
+    bindings: ObjectCache
+    clusters: HostClusters
+    client: Client
+    now: Callable[[], datetime]
+    writes_status: Callable[[str], bool]
+    """Return whether this process writes the status of the HostCluster with this UID: one process of a group does."""
+    open_nodes: Callable[[str], int | None] = field(default=lambda _: None)
+
+    async def reconcile(self, name: str) -> Result | None:
+        obj = self.hosts.store.get(name)
+        if obj is None:
+            await self.clusters.disconnect(name)
+            return None
+        if await self._changes_finalizer(obj):
+            return None  # the next pass sees the change
+        spec = decode_spec(HOST_CLUSTER, obj)
+        try:
+            host = await self._connected(obj, spec)
+        except (KubeError, Terminal) as error:
+            reason = error.reason if isinstance(error, Terminal) else "Unreachable"
+            text = error.message if isinstance(error, Terminal) else str(error)
+            await self._write(obj, self.clusters.get(name), reason, text)
+            if isinstance(error, Terminal):
+                return None
+            raise
+        silence = host.connection.transport.seconds_since_response()
+        if silence >= SILENCE_SECONDS:
+            await self._write(obj, host, "Unreachable", f"no response for {int(silence)} s")
+        else:
+            await self._write(obj, host, REACHABLE, "")
+        return Result(requeue_after=CHECK_SECONDS)
+
+    async def _changes_finalizer(self, obj: Object) -> bool:
+        """Add the finalizer, or remove it when a deleted HostCluster has no tenants any more. Return whether it did."""
+        finalizers, is_held = value_at(obj, "metadata", "finalizers", default=[]), self._is_held(obj)
+        if (keys.HOST_FINALIZER in finalizers) == is_held or not self.writes_status(uid_of(obj)):
+            return False
+        others = [each for each in finalizers if each != keys.HOST_FINALIZER]
+        desired = [*others, keys.HOST_FINALIZER] if is_held else others
+        await self.client.patch(HOST_CLUSTERS, obj, {"metadata": {"finalizers": desired}})
+        return True
+
+    def _is_held(self, obj: Object) -> bool:
+        return not is_deleting(obj) or bool(self._tenants(name_of(obj)))
+
+    def _tenants(self, host: str) -> list[Object]:
+        return [each for each in self.bindings.store.list() if is_tenant_of(each, host)]
+
+    async def _connected(self, obj: Object, spec: HostClusterSpec) -> Host:
+        name, secret = name_of(obj), self._secret(spec.secret_ref)
+        kubeconfig = f"{secret['metadata']['name']}/{version_of(secret)}"
+        host = self.clusters.get(name)
+        if host is not None and host.kubeconfig == kubeconfig:
+            return host
+        access = access_from_secret(secret, allow_loopback=spec.allow_loopback)
+        pinned = value_at(obj, "status", "identity", default="")
+        if annotations_of(obj).get(keys.APPROVE_IDENTITY):
+            pinned = annotations_of(obj)[keys.APPROVE_IDENTITY]
+        return await self.clusters.connect(name, access, kubeconfig, pinned)
+
+    def _secret(self, reference: SecretReference) -> Object:
+        if reference.namespace != HOSTS_NAMESPACE:
+            message = f"spec.secretRef.namespace: {reference.namespace} is not {HOSTS_NAMESPACE}"
+            raise Terminal("SecretNamespaceNotAllowed", message)
+        secret = self.secrets.store.get(f"{reference.namespace}/{reference.name}")
+        if secret is None:
+            message = f"there is no Secret {reference.namespace}/{reference.name}; create it or add the host again"
+            raise Terminal("SecretMissing", message)
+        return secret
+
+    async def _write(self, obj: Object, host: Host | None, reason: str, message: str) -> None:
+        """Write the status, if this process is the one that does."""
+        if not self.writes_status(uid_of(obj)):
+            return
+        name, now, generation = name_of(obj), self.now(), obj["metadata"].get("generation", 0)
+        condition = new_condition(REACHABLE, reason == REACHABLE, reason, message, observed_generation=generation)
+        conditions = with_condition(value_at(obj, "status", "conditions", default=[]), condition, now)
+        status: Object = {
+            "conditions": conditions,
+            "observedGeneration": generation,
+            "tenants": len(self._tenants(name)),
+        }
+        if host is not None:
+            nodes = host.connection.nodes.source
+            status |= {
+                "identity": host.identity,
+                "version": host.version,
+                "nodes": len(nodes.store) if nodes.synced.is_set() else None,
+                "openNodes": self.open_nodes(name),
+            }
+            recorded = value_at(obj, "status", "lastSeen")
+            if reason == REACHABLE and (recorded is None or now - parse_time(recorded) >= LAST_SEEN_INTERVAL):
+                status["lastSeen"] = timestamp(now)
+        await self.client.converge(HOST_CLUSTERS, obj, {"status": status})
+
+
+def is_tenant_of(binding: Object, host: str) -> bool:
+    return is_tenant(binding) and value_at(binding, "spec", "hostCluster") == host
+
+
+def install(
+    manager: Manager,
+    clusters: HostClusters,
+    writes_status: Callable[[str], bool],
+) -> HostClusterReconciler:
+    """Add the controller of HostClusters to a manager of the management API."""
+    hosts, bindings = manager.informer(HOST_CLUSTERS), manager.informer(CLUSTER_BINDINGS)
+    secrets = manager.informer(SECRETS, namespace=HOSTS_NAMESPACE)
+    reconciler = HostClusterReconciler(
+        *(hosts, secrets, bindings, clusters, manager.client, manager.now, writes_status)
+    )
+    controller = manager.controller("host-clusters", reconciler.reconcile)
+    controller.watch(hosts)
+    controller.watch(secrets, lambda secret: hosts_with_secret(hosts, secret))
+    controller.watch(bindings, lambda binding: [value_at(binding, "spec", "hostCluster", default="")])
+    return reconciler
+
+
+def hosts_with_secret(hosts: Informer, secret: Object) -> list[str]:
+    """Return the HostClusters whose kubeconfig is in a Secret."""
+    name = name_of(secret)
+    return [name_of(each) for each in hosts.store.list() if value_at(each, "spec", "secretRef", "name") == name]

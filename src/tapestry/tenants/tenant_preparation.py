@@ -1,0 +1,109 @@
+"""Preparation of host clusters for tenants: the objects of each tenant, and access with the account of the tenant."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from tapestry.apis.clusterbindings import Binding
+from tapestry.client.access import Access
+from tapestry.client.client import Client
+from tapestry.kube.objects import value_at
+from tapestry.kube.resources import SERVICES
+from tapestry.tenants.host_clusters import Host
+from tapestry.tenants.host_objects import API_SERVICE, DNS_SERVICE, HostFacts, host_namespace
+from tapestry.tenants.host_setup import apply_tenant, remove_tenant, with_api_server_addresses
+from tapestry.tenants.host_tokens import TenantToken, tenant_access
+
+RECHECK_SECONDS = 600.0
+"""Seconds after which the objects of a tenant in the host cluster are compared again, although nothing changed."""
+
+PortOf = Callable[[str], int | None]
+"""Return a port of this process that is reserved for a plane, by the id of the plane; None if there is none."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared tenant."""
+
+    namespace: str
+    access: Access
+    """Access to the host cluster with the account of the tenant."""
+    api_address: str
+    """Address of the Service that leads to the plane; empty if there is none."""
+    dns_address: str
+
+
+@dataclass(frozen=True)
+class LastPreparation:
+    inputs: tuple[Binding, HostFacts, str]
+    time: float
+    prepared: Prepared
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Prepare host clusters for tenants, again when the inputs change."""
+
+    api_port: PortOf
+    dns_port: PortOf
+    monotonic: Callable[[], float] = time.monotonic
+    _last: dict[str, LastPreparation] = field(default_factory=dict)
+    """By the id of the plane."""
+    _api_servers: dict[str, tuple[float, HostFacts]] = field(default_factory=dict)
+    """Addresses of the API server of each host cluster, with the time at which they were read."""
+
+    async def prepare(self, binding: Binding, host: Host) -> Prepared:
+        """Create or update the objects of a tenant, and return how to reach its namespace.
+
+        Raises KubeError, and the errors of `host_setup`.
+        """
+        plane = binding.spec.virtual_cluster
+        assert plane is not None
+        facts = replace(await self._host_facts(host), api_port=self.api_port(plane), dns_port=self.dns_port(plane))
+        inputs, last, now = (binding, facts, host.identity), self._last.get(plane), self.monotonic()
+        if last is not None and last.inputs == inputs and now - last.time < RECHECK_SECONDS:
+            return last.prepared
+        client = host.connection.client
+        namespace = await apply_tenant(client, binding, facts)
+        is_same = last is not None and last.inputs[2] == host.identity and last.prepared.namespace == namespace
+        prepared = Prepared(
+            namespace,
+            last.prepared.access if is_same and last is not None else self._access(host, namespace),
+            await service_address(client, namespace, API_SERVICE),
+            await service_address(client, namespace, DNS_SERVICE),
+        )
+        self._last[plane] = LastPreparation(inputs, now, prepared)
+        return prepared
+
+    async def remove(self, binding: Binding, host: Host) -> list[str]:
+        """Delete what a tenant has in its host cluster. Return what is left; call it again until that is nothing."""
+        inventory = await remove_tenant(host.connection.client, binding)
+        return list(inventory.references)
+
+    def forget(self, plane: str) -> None:
+        self._last.pop(plane, None)
+
+    def namespace_of(self, binding: Binding) -> str:
+        return host_namespace(binding)
+
+    def _access(self, host: Host, namespace: str) -> Access:
+        connection = host.connection
+        assert connection.access is not None, "a connected host has an access"
+        return tenant_access(connection.access, TenantToken(connection.client, namespace))
+
+    async def _host_facts(self, host: Host) -> HostFacts:
+        """Return the addresses of the host's API server, which pods must not reach."""
+        name, now = host.connection.name, self.monotonic()
+        known = self._api_servers.get(name)
+        if known is None or now - known[0] >= RECHECK_SECONDS:
+            assert host.connection.access is not None
+            server = host.connection.access.server
+            known = now, await with_api_server_addresses(host.connection.client, server, HostFacts())
+            self._api_servers[name] = known
+        return known[1]
+
+
+async def service_address(client: Client, namespace: str, name: str) -> str:
+    """Return the address of a Service; empty if it does not exist."""
+    address: str = value_at(await client.find(SERVICES, name, namespace), "spec", "clusterIP", default="")
+    return address
