@@ -67,7 +67,7 @@ def owned_foreign_pod(pod: Object) -> OwnedForeignPod:
 
 @dataclass(frozen=True)
 class TenantViews:
-    """What a tenant sees of the caches of its host. The caller closes it."""
+    """Views of the caches of a host with what one tenant may see. The caller closes them."""
 
     connection: "HostConnection"
     binding_uid: str

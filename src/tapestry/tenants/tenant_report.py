@@ -1,4 +1,4 @@
-"""What the syncer of a tenant tells about it in the status of its binding: its nodes, and what it uses."""
+"""Report of a tenant for the status of its binding: its nodes, and what it uses."""
 
 from collections.abc import Iterable
 

@@ -139,7 +139,7 @@ async def test_work_beside_a_plane_ends_before_the_plane_closes(tmp_path: Path) 
         assert await client_of(await planes.open(entry)).get(NAMESPACES, "last-write")
 
 
-async def test_error_of_the_work_beside_a_plane_closes_only_that_plane(tmp_path: Path) -> None:
+async def test_error_of_work_beside_a_plane_closes_only_it(tmp_path: Path) -> None:
     async def work(entry: PlaneEntry, _: OpenPlane) -> None:
         if entry.id == "broken":
             raise ValueError("no work")
