@@ -112,6 +112,10 @@ ACCEPTED_CONDITION: Final = PREFIX + "Accepted"
 VOLUMES_CONDITION: Final = PREFIX + "VolumesBound"
 """False while a claim of the pod is lost or stays pending in the physical cluster.  The message names the claim."""
 
+# Conditions of other objects in planes.
+SYNCED_CONDITION: Final = PREFIX + "Synced"
+"""False if the host cluster has no twin of the object, or rejects its changes.  The message says why."""
+
 # Finalizers of ClusterBindings, in the virtual cluster only.
 MANAGER_FINALIZER: Final = PREFIX + "clusterbinding-manager"
 """Held until the binding's syncer and its permissions are deleted."""
