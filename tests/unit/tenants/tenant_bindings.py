@@ -1,0 +1,17 @@
+"""Bindings of tenants for unit tests."""
+
+from typing import Any
+
+from tapestry.apis.clusterbindings import Binding, binding_of
+from tapestry.apis.hostclusters import HostClusterSpec, SecretReference
+
+PLANE = "blue"
+
+
+def tenant_binding(uid: str = "11111111-2222-4333-8444-555555555555", plane: str = PLANE, **spec: Any) -> Binding:
+    """Return the binding of a tenant, whose host cluster reaches the process at 192.0.2.10."""
+    host = HostClusterSpec(SecretReference("east", "tapestry-hosts"), api_address="192.0.2.10")
+    content = {"clusterID": plane, "virtualCluster": plane, "hostCluster": "east", **spec}
+    return binding_of(
+        {"metadata": {"name": plane, "uid": uid}, "spec": content}, plane, manager_namespace="", host=host
+    )

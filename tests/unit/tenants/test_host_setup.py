@@ -1,0 +1,106 @@
+"""Setup of tenants in a host cluster, and its removal."""
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.client.client import Client
+from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
+from tapestry.kube.objects import Object, labels_of, name_of
+from tapestry.kube.resources import NAMESPACES, NETWORK_POLICIES, RESOURCE_QUOTAS, SERVICES
+from tapestry.tenants.host_objects import API_SERVICE, SETUP_KINDS, HostFacts, host_namespace
+from tapestry.tenants.host_setup import HostSetupError, apply_tenant, remove_tenant
+
+from .tenant_bindings import tenant_binding
+
+FACTS = HostFacts(api_servers=("192.0.2.1",), api_port=20001, dns_port=20002)
+
+
+def host_cluster() -> tuple[InProcessApi, Client]:
+    api = InProcessApi([NAMESPACES, *SETUP_KINDS], now=running_clock().now)
+    return api, Client(api.connect())
+
+
+def versions(api: InProcessApi) -> list[str]:
+    return [each["metadata"]["resourceVersion"] for each in api.dump()]
+
+
+@in_virtual_time
+async def test_setup_creates_labelled_objects() -> None:
+    api, client = host_cluster()
+    binding = tenant_binding(quota={"cpu": "2"})
+    namespace = await apply_tenant(client, binding, FACTS)
+    assert namespace == host_namespace(binding)
+    found = [each for each in api.dump() if namespace in (name_of(each), each["metadata"].get("namespace"))]
+    assert {"Namespace", *(kind.kind for kind in SETUP_KINDS)} == {each["kind"] for each in found}
+    assert all(binding.owns(each) for each in found)
+
+
+@in_virtual_time
+async def test_second_setup_writes_nothing() -> None:
+    api, client = host_cluster()
+    binding = tenant_binding(quota={"cpu": "2000m", "limits.memory": "1024Mi"}, dns={"serviceIp": "10.96.0.53"})
+    await apply_tenant(client, binding, FACTS)
+    before = versions(api)
+    await apply_tenant(client, binding, FACTS)
+    assert versions(api) == before
+
+
+@in_virtual_time
+async def test_setup_follows_the_spec() -> None:
+    _, client = host_cluster()
+    await apply_tenant(client, tenant_binding(quota={"cpu": "2", "pods": "5"}), FACTS)
+    lite = tenant_binding(quota={"cpu": "3"}, isolation={"mode": "lite"})
+    namespace = await apply_tenant(client, lite, FACTS)
+    assert (await client.list(RESOURCE_QUOTAS, namespace))[0]["spec"]["hard"] == {"cpu": "3"}
+    assert await client.list(NETWORK_POLICIES, namespace) == []
+    assert labels_of(await client.get(NAMESPACES, namespace))[keys.POD_SECURITY_ENFORCE] == "baseline"
+
+
+@in_virtual_time
+async def test_setup_repairs_drift() -> None:
+    _, client = host_cluster()
+    namespace = await apply_tenant(client, tenant_binding(quota={"cpu": "2"}), FACTS)
+    quota = (await client.list(RESOURCE_QUOTAS, namespace))[0]
+    await client.patch(RESOURCE_QUOTAS, quota, {"spec": {"hard": {"cpu": "200"}}})
+    for each in await client.list(NETWORK_POLICIES, namespace):
+        await client.delete(NETWORK_POLICIES, each)
+    await apply_tenant(client, tenant_binding(quota={"cpu": "2"}), FACTS)
+    assert (await client.list(RESOURCE_QUOTAS, namespace))[0]["spec"]["hard"] == {"cpu": "2"}
+    assert await client.list(NETWORK_POLICIES, namespace)
+
+
+@pytest.mark.parametrize("labels", [{}, tenant_binding(plane="green").owner_labels()])
+@in_virtual_time
+async def test_a_foreign_namespace_is_not_adopted(labels: Object) -> None:
+    api, client = host_cluster()
+    binding = tenant_binding()
+    await client.create(NAMESPACES, {"metadata": {"name": host_namespace(binding), "labels": labels}})
+    before = versions(api)
+    with pytest.raises(HostSetupError, match="does not belong to this tenant"):
+        await apply_tenant(client, binding, FACTS)
+    await remove_tenant(client, binding)
+    assert versions(api) == before
+
+
+@in_virtual_time
+async def test_a_foreign_service_is_not_adopted() -> None:
+    _, client = host_cluster()
+    binding = tenant_binding()
+    namespace = await apply_tenant(client, binding, HostFacts())
+    await client.create(
+        SERVICES, {"metadata": {"name": API_SERVICE, "namespace": namespace}, "spec": {"ports": [{"port": 1}]}}
+    )
+    with pytest.raises(HostSetupError, match=r"Service .* is not ours"):
+        await apply_tenant(client, binding, FACTS)
+
+
+@in_virtual_time
+async def test_removal_spares_other_tenants() -> None:
+    _, client = host_cluster()
+    mine, other = tenant_binding(), tenant_binding(plane="green", uid="99999999-2222-4333-8444-555555555555")
+    await apply_tenant(client, mine, FACTS)
+    kept = await apply_tenant(client, other, FACTS)
+    assert (await remove_tenant(client, mine)).references == (f"Namespace {host_namespace(mine)}",)
+    names = {name_of(each) for each in await client.list(NAMESPACES) if "deletionTimestamp" not in each["metadata"]}
+    assert kept in names
+    assert host_namespace(mine) not in names
