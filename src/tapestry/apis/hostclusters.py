@@ -59,6 +59,14 @@ class HostClusterSpec(ApiStruct):
     dns_address: Annotated[
         Address, Meta(description="IP address at which pods reach its DNS resolver. Empty: the same address.")
     ] = ""
+    private_ranges: Annotated[
+        tuple[Annotated[str, Meta(max_length=49, pattern="^[0-9a-fA-F:.]+(/[0-9]{1,3})?$")], ...],
+        Meta(
+            max_length=64,
+            description="Address ranges, besides private ones, that pods of tenants with isolation `full` do not reach,"
+            " for example public addresses of nodes and pods.",
+        ),
+    ] = ()
     allow_loopback: Annotated[
         bool, Meta(description="Allow a kubeconfig that leads to this machine, for tests and local worlds.")
     ] = False
