@@ -25,7 +25,8 @@ from tapestry.kube.resources import (
     SERVICES,
     Resource,
 )
-from tapestry.tenants.host_networks import named_policies, port_rule
+from tapestry.tenants.host_networks import named_policies
+from tapestry.tenants.network_rules import Destination, Destinations
 from tapestry.tenants.tenant_binding import ISOLATION_LEVELS, KUBERNETES_PORT
 
 NAMESPACE_PREFIX = "tapestry-tenant-"
@@ -147,13 +148,20 @@ def network_objects(binding: Binding, facts: HostFacts) -> Iterator[SetupObject]
     """Yield the NetworkPolicies of a tenant with full isolation."""
     if binding.spec.isolation.mode != "full":
         return
-    api, dns = process_address(binding, "api_address"), dns_address(binding)
-    egress = [port_rule(api, facts.api_port, "TCP")] if api and facts.api_port else []
-    egress += [port_rule(dns, facts.dns_port, "UDP", "TCP")] if dns and facts.dns_port else []
-    process = [each for each in (api, dns) if each]
-    callers = [*facts.api_servers, *process]
-    for name, spec in named_policies(egress, callers, callers):
+    found = destinations(binding, facts)
+    callers = [*facts.api_servers, *filter(None, (process_address(binding, "api_address"), dns_address(binding)))]
+    for name, spec in named_policies(binding, found, callers):
         yield NETWORK_POLICIES, {"metadata": metadata(binding, name), "spec": spec}
+
+
+def destinations(binding: Binding, facts: HostFacts) -> Destinations:
+    """Return what the pods of a tenant need besides each other. Raise TenantSpecError."""
+    api, dns = process_address(binding, "api_address"), dns_address(binding)
+    return Destinations(
+        api=Destination(api, facts.api_port) if api and facts.api_port else None,
+        dns=Destination(dns, facts.dns_port) if dns and facts.dns_port else None,
+        forbidden=(*facts.api_servers, *filter(None, (api, dns))),
+    )
 
 
 def process_address(binding: Binding, field: str) -> str:

@@ -60,19 +60,19 @@ class Destination:
 
 @dataclass(frozen=True)
 class Destinations:
-    """What pods of a tenant need besides each other, and the addresses of the host's API, which they do not."""
+    """What pods of a tenant need besides each other, and what they must not reach."""
 
     api: Destination | None = None
     """The API of the plane; None if pods cannot reach it."""
     dns: Destination | None = None
     """The DNS resolver of the tenant; None if it has none."""
-    host_api: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+    """Addresses of the host's API servers and of the process, which pods do not need beyond these ports."""
 
 
 def forbidden_ranges(binding: Binding, destinations: Destinations) -> tuple[Range, ...]:
     """Return the ranges that no rule of the tenant's namespace allows, except `api_rules` and `dns_rules`."""
-    known = [each.address for each in (destinations.api, destinations.dns) if each is not None]
-    ranges = [*SPECIAL, *parsed_ranges((*known, *destinations.host_api))]
+    ranges = [*SPECIAL, *parsed_ranges(destinations.forbidden)]
     if binding.spec.isolation.mode == "full":
         ranges += [*PRIVATE, *parsed_ranges(binding.host.private_ranges if binding.host is not None else ())]
     return merged_ranges(ranges)
@@ -130,17 +130,17 @@ def public_blocks(forbidden: Sequence[Range]) -> list[Object]:
     return [{"ipBlock": each} for each in blocks if each is not None]
 
 
-def destination_peer(destination: Destination) -> Object:
-    """Return the peer of an address of the process."""
-    found = parsed_range(destination.address)
-    assert found is not None, "the process has an IP address"
+def range_peer(text: str) -> Object:
+    """Return the peer of an address or a CIDR, which must be valid."""
+    found = parsed_range(text)
+    assert found is not None, f"{text} is an address"
     return {"ipBlock": {"cidr": str(found)}}
 
 
 def api_rules(destinations: Destinations) -> list[Object]:
     """Return the egress rules that lead to the API of the plane."""
     api = destinations.api
-    return [{"to": [destination_peer(api)], "ports": [{"protocol": "TCP", "port": api.port}]}] if api else []
+    return [{"to": [range_peer(api.address)], "ports": [{"protocol": "TCP", "port": api.port}]}] if api else []
 
 
 def dns_rules(destinations: Destinations, protocols: Sequence[str] = ("UDP", "TCP")) -> list[Object]:
@@ -148,7 +148,7 @@ def dns_rules(destinations: Destinations, protocols: Sequence[str] = ("UDP", "TC
     dns = destinations.dns
     if dns is None or not protocols:
         return []
-    return [{"to": [destination_peer(dns)], "ports": [{"protocol": each, "port": dns.port} for each in protocols]}]
+    return [{"to": [range_peer(dns.address)], "ports": [{"protocol": each, "port": dns.port} for each in protocols]}]
 
 
 def undecided_pods(binding: Binding, direction: Direction) -> Object:

@@ -25,7 +25,7 @@ from tapestry.tenants.network_rules import (
 
 from .effective_bindings import HOST, tenant
 
-DESTINATIONS = Destinations(Destination("10.1.1.1", 6444), Destination("10.1.1.1", 6053), ("203.0.113.10",))
+DESTINATIONS = Destinations(Destination("10.1.1.1", 6444), Destination("10.1.1.1", 6053), ("203.0.113.10", "10.1.1.1"))
 FULL = forbidden_ranges(tenant(), DESTINATIONS)
 LITE = forbidden_ranges(tenant(isolation=Isolation("lite")), DESTINATIONS)
 
