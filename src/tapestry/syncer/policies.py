@@ -95,7 +95,8 @@ def invalid_policy(obj: Object, side: PolicySide) -> Policy:
 
 def applies_to_binding(obj: Object, binding: Binding) -> bool:
     """Return whether a policy names this binding, its clusterID, or the HostCluster of a tenant."""
-    return value_at(obj, "spec", "cluster") in (binding.name, binding.spec.cluster_id, binding.spec.host_cluster)
+    cluster = value_at(obj, "spec", "cluster")
+    return bool(cluster) and cluster in (binding.name, binding.spec.cluster_id, binding.spec.host_cluster)
 
 
 def parsed_policies(

@@ -310,9 +310,9 @@ async def test_request_waits_for_opening_plane_then_gets_503(tmp_path: Path, mon
     original = plane_set.open_plane
 
     @asynccontextmanager
-    async def slow_open(*arguments: Any) -> AsyncIterator[Any]:
+    async def slow_open(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
         await may_open.wait()
-        async with original(*arguments) as plane:
+        async with original(*arguments, **options) as plane:
             yield plane
 
     monkeypatch.setattr(plane_set, "open_plane", slow_open)

@@ -105,9 +105,13 @@ class SyncerRestriction:
         return run_unless_skipped
 
     def handler_unless_skipped(self, admitted: ResourceHandler, handler: ResourceHandler) -> ResourceHandler:
-        """Return a handler of posts to a subresource: with the admission of the plane, or without."""
+        """Return a handler of posts to a subresource: with the admission of the plane, or without.
+
+        Like `check_target`, it rejects writes before any webhook of the plane is called.
+        """
 
         async def handle(call: Call, target: Target) -> ApiResponse:
+            await self.check_target(WriteRequest("create", target, call.user, call.query, origin=call.origin), None, {})
             chosen = handler if self.skips_admission(call.origin, target) else admitted
             return await chosen(call, target)
 
