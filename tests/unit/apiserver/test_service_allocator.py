@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from tapestry.apiserver import kubernetes_service
+from tapestry.apiserver.core.requests import Call, CallOrigin
+from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.service_allocator import (
     ServiceAllocator,
@@ -21,7 +25,7 @@ from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.log import Entry, MemoryLog
 from tapestry.kube.objects import Object
 
-from .conftest import ServerClient
+from .conftest import ADMIN, ServerClient
 
 SERVICES = "/api/v1/namespaces/default/services"
 MERGE = "application/merge-patch+json"
@@ -153,6 +157,102 @@ def test_reordered_ports_keep_their_node_ports() -> None:
     after = {"type": "NodePort", "ports": [{"port": 2}, {"port": 3}, {"port": 1}]}
     result = drop_type_dependent_fields(before, patch_allocated_values(before, after))
     assert [each.get("nodePort") for each in result["ports"]] == [30002, None, 30001]
+
+
+# -- in a plane whose pods run in a host cluster
+
+
+@pytest.fixture
+def tenant(call: ServerClient) -> ServerClient:
+    """A client of a plane in which the syncer of its tenant writes addresses."""
+    call.server.syncer_restriction.enable(())
+    return call
+
+
+async def as_syncer(call: ServerClient, path: str, patch: Object) -> tuple[int, Object]:
+    """Send a merge patch of the syncer."""
+    api_call = Call("PATCH", path, {}, {"content-type": MERGE}, msgspec.json.encode(patch), ADMIN)
+    response = await call.server.handle(structs.replace(api_call, origin=CallOrigin.SYNCER))
+    assert isinstance(response, ApiResponse)
+    return response.status, msgspec.json.decode(response.body)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"type": "NodePort"},
+        {"type": "LoadBalancer", "externalTrafficPolicy": "Local"},
+        {"ports": [{"port": 80}, {"port": 81, "name": "b"}]},
+    ],
+    ids=str,
+)
+async def test_tenants_get_no_address_from_the_plane(tenant: ServerClient, spec: Object) -> None:
+    if len(spec.get("ports", ())) > 1:
+        spec["ports"][0]["name"] = "a"
+    found = (await tenant.made(SERVICES, new_service(**spec)))["spec"]
+    assert not found.get("clusterIP")
+    assert not found.get("clusterIPs")
+    assert not any(each.get("nodePort") for each in found["ports"])
+    assert not found.get("healthCheckNodePort")
+
+
+async def test_syncer_writes_and_replaces_addresses(tenant: ServerClient) -> None:
+    await tenant.made(SERVICES, new_service())
+    for address in ("172.20.0.9", "172.20.0.10"):  # outside the range of the plane
+        patch = {"spec": {"clusterIP": address, "clusterIPs": [address]}}
+        status, found = await as_syncer(tenant, f"{SERVICES}/s", patch)
+        assert (status, found["spec"].get("clusterIP")) == (200, address), found
+
+
+async def test_syncer_writes_addresses_of_either_family(tenant: ServerClient) -> None:
+    await tenant.made(SERVICES, new_service())
+    both = {"clusterIP": "fd00::7", "clusterIPs": ["fd00::7", "10.3.0.7"], "ipFamilies": ["IPv6", "IPv4"]}
+    status, found = await as_syncer(tenant, f"{SERVICES}/s", {"spec": {**both, "ipFamilyPolicy": "PreferDualStack"}})
+    assert (status, found["spec"]["clusterIPs"]) == (200, both["clusterIPs"]), found
+    one = {"clusterIP": "10.3.0.8", "clusterIPs": ["10.3.0.8"], "ipFamilies": ["IPv4"]}
+    status, found = await as_syncer(tenant, f"{SERVICES}/s", {"spec": {**one, "ipFamilyPolicy": "SingleStack"}})
+    assert (status, found["spec"]["ipFamilies"]) == (200, ["IPv4"]), found
+
+
+@pytest.mark.parametrize("address", ["10.3.0", "not-an-address", "10.3.0.256", ""])
+async def test_syncer_writes_only_valid_addresses(tenant: ServerClient, address: str) -> None:
+    await tenant.made(SERVICES, new_service())
+    patch = {"spec": {"clusterIP": address, "clusterIPs": [address]}}
+    status, found = await as_syncer(tenant, f"{SERVICES}/s", patch)
+    assert status == 422, found
+
+
+async def test_update_keeps_the_addresses_of_the_host(tenant: ServerClient) -> None:
+    body = await tenant.made(SERVICES, new_service())
+    await as_syncer(tenant, f"{SERVICES}/s", {"spec": {"clusterIP": "10.3.0.7", "clusterIPs": ["10.3.0.7"]}})
+    replaced = {**new_service(ports=[{"port": 81}]), "metadata": {"name": "s"}}
+    status, found = await tenant("PUT", f"{SERVICES}/s", replaced)
+    assert (status, found["spec"]["clusterIP"], found["spec"]["ports"][0]["port"]) == (200, "10.3.0.7", 81), found
+    assert body["spec"]["ipFamilies"] == found["spec"]["ipFamilies"]
+
+
+async def test_headless_and_external_services_stay_so(tenant: ServerClient) -> None:
+    headless = (await tenant.made(SERVICES, new_service("h", clusterIP="None")))["spec"]
+    assert (headless["clusterIP"], headless["clusterIPs"]) == ("None", ["None"])
+    external = {"metadata": {"name": "e"}, "spec": {"type": "ExternalName", "externalName": "example.com"}}
+    assert "clusterIP" not in (await tenant.made(SERVICES, external))["spec"]
+
+
+async def test_two_services_may_get_the_same_address(tenant: ServerClient) -> None:
+    """The host cluster decides; two planes or two of its clusters may use the same range."""
+    for name in ("a", "b"):
+        await tenant.made(SERVICES, new_service(name))
+        patch = {"spec": {"clusterIP": "10.3.0.7", "clusterIPs": ["10.3.0.7"]}}
+        status, found = await as_syncer(tenant, f"{SERVICES}/{name}", patch)
+        assert status == 200, found
+
+
+async def test_tenant_has_its_own_service_without_address(tenant: ServerClient) -> None:
+    await kubernetes_service.publish_service(tenant.server, RANGE, "10.1.2.3", 6443)
+    _, service = await tenant("GET", f"{SERVICES}/kubernetes")
+    assert not service["spec"].get("clusterIP")
+    assert service["spec"]["ports"][0]["port"] == 443
 
 
 async def test_server_publishes_its_own_service(call: ServerClient) -> None:

@@ -91,6 +91,45 @@ def test_server_name_selects_certificate(planes: Planes) -> None:
         assert "10.0.0.1" in map(str, names.get_values_for_type(x509.IPAddress))
 
 
+def names_of(client: ssl.SSLObject) -> set[str]:
+    """Return the names and addresses in the certificate of a server."""
+    names = serving_certificate(client).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return {*names.get_values_for_type(x509.DNSName), *map(str, addresses)}
+
+
+def test_extra_names_are_in_the_certificate_of_one_plane(planes: Planes) -> None:
+    def names(each: str) -> set[str]:
+        return names_of(planes.handshake(planes.client_context(each), planes.names.server_name(each))[1])
+
+    before = {each: names(each) for each in ("a", "b")}
+    own = {"10.96.0.40", "kubernetes.tenant-a.svc"}
+    planes.tls.set_extra_names("a", ("10.96.0.40", "kubernetes.tenant-a.svc"))
+    assert names("a") == before["a"] | own
+    assert names("b") == before["b"]
+    planes.tls.set_extra_names("a", ("10.96.0.41",))
+    assert names("a") == before["a"] | {"10.96.0.41"}
+    planes.tls.set_extra_names("a", ())
+    assert before["a"] <= names("a")  # a certificate with more names is used again
+
+
+def test_equal_extra_names_build_no_new_context(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect() -> ssl.SSLObject:
+        return planes.handshake(planes.client_context("a"), planes.names.server_name("a"))[1]
+
+    planes.tls.set_extra_names("a", ("10.96.0.40",))
+    serial = serving_certificate(connect()).serial_number
+    monkeypatch.setattr(plane_tls, "reloading_tls_context", lambda *_: pytest.fail("the context is built again"))
+    planes.tls.set_extra_names("a", ("10.96.0.40",))
+    assert serving_certificate(connect()).serial_number == serial
+
+
+def test_unknown_plane_may_have_extra_names(planes: Planes) -> None:
+    planes.tls.set_extra_names("later", ("10.96.0.40",))
+    _, client = planes.handshake(planes.client_context("a"), planes.names.server_name("later"))
+    assert "10.96.0.40" not in names_of(client), "the certificate of the process has no names of planes"
+
+
 @pytest.mark.parametrize("name", ["localhost", "unknown.planes.tapestry.local", "planes.tapestry.local"])
 def test_other_names_get_certificate_of_process(planes: Planes, name: str) -> None:
     _, client = planes.handshake(planes.client_context("a"), name)

@@ -115,7 +115,9 @@ def test_invalid_policy_keeps_its_readable_selector() -> None:
 # -- matching
 
 
-@pytest.mark.parametrize(("cluster", "about"), [("east", True), ("c-east", True), ("west", False), ("", False), (None, False)])
+@pytest.mark.parametrize(
+    ("cluster", "about"), [("east", True), ("c-east", True), ("west", False), ("", False), (None, False)]
+)
 def test_policy_names_binding_or_cluster_id(cluster: str | None, about: bool) -> None:
     assert applies_to_binding({"metadata": {"name": "p"}, "spec": {"cluster": cluster}}, BINDING) is about
 
