@@ -71,6 +71,7 @@ from tapestry.apiserver.core.certificate_requests import SIGNING_REQUESTS
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.egress import egress_policy
 from tapestry.apiserver.core.epochs import EpochFence
+from tapestry.apiserver.core.host_access import HostAccess
 from tapestry.apiserver.core.outgoing_http import WebhookClient
 from tapestry.apiserver.core.private_files import KEYS_FOLDER, ChangeKeys, change_local_keys
 from tapestry.apiserver.core.requests import Attributes, Authorize, allow_all, no_denial_reason
@@ -349,7 +350,8 @@ def build_server(
     egress = egress_policy(config)
     webhook_client = WebhookClient(store, rng, egress.check_webhook)
     converter = Converter(webhook_client, definitions)
-    kubelets = KubeletClient(store, config.kubelet, egress.check_kubelet)
+    host_access = HostAccess(lambda: syncer_restriction.is_enabled)
+    kubelets = KubeletClient(store, config.kubelet, egress.check_kubelet, host_access)
     webhooks = AdmissionWebhooks(
         store, registry, webhook_client, converter, authorize, Pipeline(decoding), Pipeline(plugins)
     )
@@ -450,6 +452,7 @@ def build_server(
             *(document_cache.close, spec_cache.clear),
         ),
         syncer_restriction=syncer_restriction,
+        host_access=host_access,
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tapestry.apis import keys
 from tapestry.apis.names import syncer_name
 from tapestry.apis.serving_certificates import service_names
 from tapestry.client.delegated_auth import CachedAuth
@@ -28,13 +27,14 @@ from tapestry.nodeproxy.serving_certificate import KeyPair, ServingCertificate, 
 from tapestry.nodeproxy.sessions import Sessions
 from tapestry.nodeproxy.stream_relay import StreamRelay
 from tapestry.nodeproxy.twins import TwinLookup
-from tapestry.nodeproxy.usage import UsageReader, UsageSource
+from tapestry.nodeproxy.usage import UsageReader
 from tapestry.process.addresses import parse_address
 from tapestry.process.logs import logger
 from tapestry.syncer.bottomup.nodes import KubeletState
 from tapestry.syncer.components import Syncer
 from tapestry.syncer.config import Kubelet
 from tapestry.syncer.virtual_nodes import Endpoint
+from tapestry.tenants.twin_usage import usage_source
 
 log = logger(__name__)
 
@@ -67,7 +67,10 @@ async def serve_node_proxy(parts: Syncer) -> AsyncIterator[None]:
     manager.on_loss(lambda: sessions.end_all("the process lost the leadership"))
     physical, _ = parts.transports
     streams = StreamRelay(twins, physical.upgrade, sessions)
-    logs, usage = LogRelay(twins, parts.clients.physical_reads), UsageReader(usage_source(parts), manager.now)
+    logs, usage = (
+        LogRelay(twins, parts.clients.physical_reads),
+        UsageReader(usage_source(parts, parts.clients.physical_reads), manager.now),
+    )
     kubelet = KubeletServer(CachedAuth(virtual), twins, logs, streams, usage)
     async with serve_kubelet(kubelet, address, serving.context) as at:
         published = PublishedAddress(Endpoint(at.host, at.port), service_informer(parts))
@@ -184,20 +187,3 @@ def report_expiry(parts: Syncer, message: str) -> None:
     binding, elector = parts.current_binding.object(), parts.manager.elector
     if binding is not None and (elector is None or elector.is_leading):
         parts.clients.events.warning(binding, CERTIFICATE_EXPIRES, message)
-
-
-def usage_source(parts: Syncer) -> UsageSource:
-    """Return access to the usage of the pods on our virtual nodes."""
-    caches, identity = parts.caches, parts.identity
-
-    def pods_on(node: str) -> list[Object]:
-        return [pod.object for pod in caches.pods_on(node)]
-
-    return UsageSource(
-        node=caches.virtual_nodes.store.get,
-        pods=pods_on,
-        twin=caches.twin_of_pod,
-        physical=parts.clients.physical_reads,
-        namespace=identity.mount_namespace,
-        selector=f"{keys.CLUSTER_BINDING_UID}={identity.binding_uid}",
-    )

@@ -6,7 +6,7 @@ gets the same options.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import Gauge
@@ -40,14 +40,45 @@ class LogRelay:
 
     async def relay(self, exchange: Exchange, query: Mapping[str, str], pod: Object, container: str) -> None:
         """Respond with the log of a container.  Raise the error of a kubelet if there is none."""
+        twin = self._twin_with_log(pod, container)
+        async with self.slots:
+            with LOGS_IN_PROGRESS.track_inprogress():
+                await self.stream_log(exchange, log_query(query, container), pod, twin)
+
+    async def open(self, query: Mapping[str, str], pod: Object, container: str) -> AsyncGenerator[bytes, None]:
+        """Return the log of a container in chunks.  Raise the error of a kubelet if there is none.
+
+        An interrupted log ends with ConnectionError.  The caller closes the generator.
+        """
+        chunks = self._chunks(log_query(query, container), pod, self._twin_with_log(pod, container))
+        await anext(chunks)
+        return chunks
+
+    def _twin_with_log(self, pod: Object, container: str) -> Object:
         check_container(pod, container)
         twin = self.twins.require_twin(pod, LOG.without_twin)
         if self.slots.locked():
             message = f"{MAX_CONCURRENT_LOGS} logs are already being streamed; try again later"
             raise TooManyRequests(429, "TooManyRequests", message, details={"retryAfterSeconds": 1})
+        return twin
+
+    async def _chunks(self, query: dict[str, str], pod: Object, twin: Object) -> AsyncGenerator[bytes, None]:
+        """Yield an empty chunk when the log is open, and then its chunks."""
+        is_open = False
         async with self.slots:
-            with LOGS_IN_PROGRESS.track_inprogress():
-                await self.stream_log(exchange, log_query(query, container), pod, twin)
+            try:
+                with LOGS_IN_PROGRESS.track_inprogress():
+                    async with pod_log(self.physical, name_of(twin), namespace_of(twin), query) as chunks:
+                        is_open = True
+                        yield b""
+                        async for chunk in chunks:
+                            yield chunk
+            except ApiError as error:
+                raise translate_error(error, LOG, pod, twin) from error
+            except TransportError as error:
+                if is_open:  # the client must not take the response as complete
+                    raise ConnectionResetError(f"log of pod {key_of(pod)} interrupted: {error}") from error
+                raise unreachable_error(LOG, pod) from error
 
     async def stream_log(self, exchange: Exchange, query: dict[str, str], pod: Object, twin: Object) -> None:
         started = time.monotonic()

@@ -76,11 +76,21 @@ class Sessions:
     monotonic: Callable[[], float] = time.monotonic
     is_stopped: bool = field(default=False, init=False)
     _sessions: set[Session] = field(default_factory=set, init=False)
+    _started: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set when there are sessions."""
     _counts: Counter[str] = field(default_factory=Counter, init=False)
 
     @contextmanager
     def track(self, session: Session) -> Iterator[None]:
         """Count a session in the block.  Raise TooManyRequests if there are too many."""
+        self.start(session)
+        try:
+            yield
+        finally:
+            self.finish(session)
+
+    def start(self, session: Session) -> None:
+        """Count a session until `finish`.  Raise TooManyRequests if there are too many."""
         if self.is_stopped:
             raise Unavailable(503, "ServiceUnavailable", "this process is stopping; try again")
         if len(self._sessions) >= self.max_sessions or self._counts[session.user] >= self.max_per_user:
@@ -88,18 +98,18 @@ class Sessions:
             raise TooManyRequests(429, "TooManyRequests", message, details={"retryAfterSeconds": RETRY_SECONDS})
         self._sessions.add(session)
         self._counts[session.user] += 1
+        self._started.set()
         SESSIONS_IN_PROGRESS.labels(session.target.subresource).inc()
-        try:
-            yield
-        finally:
-            self._finish(session)
 
     async def watch(self) -> None:
         """End sessions whose pod or twin is gone, until cancelled.  Then end all sessions and accept no others."""
         try:
             while True:
+                await self._started.wait()
                 await asyncio.sleep(CHECK_SECONDS)
                 self.end_orphans()
+                if not self._sessions:
+                    self._started.clear()
         finally:
             self.is_stopped = True
             self.end_all("the process is stopping")
@@ -123,9 +133,9 @@ class Sessions:
     def _end(self, session: Session, reason: str) -> None:
         session.error = reason
         session.abort()
-        self._finish(session)
+        self.finish(session)
 
-    def _finish(self, session: Session) -> None:
+    def finish(self, session: Session) -> None:
         """Stop counting a session, and record it if it had a connection.  A second call has no effect."""
         if session not in self._sessions:
             return

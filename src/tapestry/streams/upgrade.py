@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import httptools
 
 from tapestry.process.lookups import Lookups
-from tapestry.streams.connection import SocketConnection, enable_keepalive
+from tapestry.streams.connection import Connection, SocketConnection, enable_keepalive
 
 CONNECT_SECONDS = 30.0
 RESPONSE_SECONDS = 30.0
@@ -30,7 +30,7 @@ class UpgradeResponse:
     """Names are lower case."""
     body: bytes
     """The first bytes of the body of a refusal."""
-    connection: SocketConnection | None
+    connection: Connection | None
     """The connection, if the server has accepted the upgrade."""
 
 

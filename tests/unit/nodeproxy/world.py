@@ -27,6 +27,7 @@ from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import TOKEN_REVIEWS
 from tapestry.nodeproxy.client_cas import kubelet_tls
+from tapestry.nodeproxy.in_process_kubelet import InProcessKubelet
 from tapestry.nodeproxy.kubelet import KubeletServer, serve_kubelet
 from tapestry.nodeproxy.logs import LogRelay
 from tapestry.nodeproxy.serving_certificate import ServingCertificate, self_signed_pair
@@ -205,6 +206,13 @@ class World:
     """Error that it raises instead of responding."""
     serving: ServingCertificate = field(init=False)
     sessions: Sessions = field(init=False)
+    in_process: InProcessKubelet = field(init=False)
+    """The same API without a listener."""
+    live: dict[str, Object] = field(default_factory=dict)
+    """Pods with their status."""
+
+    async def live_pod(self, key: str) -> Object | None:
+        return self.live.get(key)
 
     @property
     def records(self) -> list[SessionRecord]:
@@ -309,6 +317,7 @@ async def new_world(folder: Path, places: int = 64) -> AsyncIterator[World]:
         source = UsageSource({NODE: new_node()}.get, pods, lambda _: world.twin, physical, MOUNT, "binding=east")
         usage = UsageReader(source, lambda: datetime.now(UTC))
         kubelet = KubeletServer(CachedAuth(Client(virtual)), twins, logs, streams, usage)
+        world.in_process = InProcessKubelet(twins, logs, streams, usage, world.live_pod)
         async with serve_kubelet(kubelet, LOOPBACK, world.serving.context) as at:
             world.url = f"https://{at}"
             yield world

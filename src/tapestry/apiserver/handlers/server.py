@@ -18,6 +18,7 @@ from tapestry.apiserver.aggregation.aggregator import Aggregator
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.codec import JSON, media_type
 from tapestry.apiserver.core.field_validation import report_duplicate_keys
+from tapestry.apiserver.core.host_access import HostAccess
 from tapestry.apiserver.core.request_bodies import decoded_body, has_pending_body, receive_body
 from tapestry.apiserver.core.requests import (
     APPLY_PATCH,
@@ -90,6 +91,7 @@ class Server:
     close_callbacks: Sequence[Callable[[], Awaitable[None] | None]] = ()
     """Close connections to other servers, and clear caches."""
     syncer_restriction: SyncerRestriction = field(default_factory=SyncerRestriction)
+    host_access: HostAccess = field(default_factory=HostAccess)
     """Rejection of writes to what the syncer of a tenant owns. It is disabled until the caller enables it."""
 
     async def close(self) -> None:

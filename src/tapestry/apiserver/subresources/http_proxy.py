@@ -6,7 +6,8 @@ lead through the proxy again. Requests to nodes reach only their kubelet.
 
 import asyncio
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import aiohttp
@@ -22,13 +23,14 @@ from tapestry.apiserver.core.forwarding import (
     request_target,
     unreachable,
 )
+from tapestry.apiserver.core.host_access import NodeProxy
 from tapestry.apiserver.core.outgoing_http import connection_error_text
 from tapestry.apiserver.core.requests import Call, Target
-from tapestry.apiserver.core.responses import BODYLESS_STATUSES, ApiResponse, ChunkedBody, SessionResponse
+from tapestry.apiserver.core.responses import BODYLESS_STATUSES, ApiResponse, ChunkedBody, SessionResponse, Stream
 from tapestry.apiserver.core.sessions import Session
 from tapestry.apiserver.subresources.connect_options import ConnectOptions
 from tapestry.apiserver.subresources.html_links import LinkRewriter
-from tapestry.apiserver.subresources.kubelet_client import KubeletClient
+from tapestry.apiserver.subresources.kubelet_client import KUBELET_PORT, KubeletClient
 from tapestry.apiserver.subresources.proxy_locations import ProxyLocations, split_name
 
 CONNECT_SECONDS = 30.0
@@ -49,6 +51,8 @@ class HttpProxy:
         self, call: Call, target: Target, options: ConnectOptions, session: Session
     ) -> ApiResponse | SessionResponse:
         """Forward an authorized call. The session ends with the response."""
+        if target.info.resource.name == "nodes" and (proxy := self._kubelets.host.node_proxy()) is not None:
+            return await connect_node(proxy, call, target, options, session)
         scheme, server = self.server(target)
         public_path = f"{call.base_path}{call.path}"
         prefix = public_path.removesuffix(options.path).rstrip("/")
@@ -74,10 +78,9 @@ class HttpProxy:
             )
             tls = unverified_context() if location.scheme == "https" else None
             return location.scheme, UpgradeServer(location.host, location.port, tls, self._locations.check)
-        _, name, port = split_name(target.name, "node")
+        _, name, _ = split_name(target.name, "node")
         kubelet = self._kubelets.server(name)
-        if port not in ("", str(kubelet.port)):
-            raise api_errors.bad_request(f"nodes/proxy connects only to the kubelet: use port {kubelet.port}, or none")
+        checked_node(target, kubelet.port)
         return "https", kubelet
 
     async def _send(
@@ -112,6 +115,46 @@ class HttpProxy:
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()
+
+
+async def connect_node(
+    proxy: NodeProxy, call: Call, target: Target, options: ConnectOptions, session: Session
+) -> ApiResponse:
+    """Forward a read to a node of the host cluster.
+
+    Streams are refused: a user who may only read from nodes would get a shell in each pod.
+    """
+    node = checked_node(target, KUBELET_PORT)
+    if call.is_upgrade:
+        raise api_errors.bad_request("this node accepts no streams: use exec, attach or portforward of the pod")
+    if call.method not in ("GET", "HEAD"):
+        raise api_errors.method_not_allowed()
+    found = await proxy.get(node, f"/{options.path}", call.query)
+    stream = EndingStream(found.stream, session.slot.release) if found.stream is not None else None
+    return ApiResponse(found.status, found.body, found.content_type, found.headers, stream)
+
+
+def checked_node(target: Target, kubelet_port: int) -> str:
+    """Return the name of the node of a target. Raises BadRequest for a port that is not the kubelet's."""
+    _, name, port = split_name(target.name, "node")
+    if port not in ("", str(kubelet_port)):
+        raise api_errors.bad_request(f"nodes/proxy connects only to the kubelet: use port {kubelet_port}, or none")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class EndingStream:
+    """A stream with something to release at its end."""
+
+    stream: Stream
+    release: Callable[[], None]
+
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        return self.stream.chunks()
+
+    def end(self) -> None:
+        self.stream.end()
+        self.release()
 
 
 @cache

@@ -1,4 +1,7 @@
-"""Client for kubelets: their addresses and TLS contexts, and container logs."""
+"""Client for kubelets: their addresses and TLS contexts, and container logs.
+
+The nodes of a host cluster have no kubelets that the server may call: see `core.host_access`.
+"""
 
 import os
 import re
@@ -13,6 +16,7 @@ from tapestry.apiserver.core import api_errors, egress
 from tapestry.apiserver.core.config import KubeletClientConfig as Settings
 from tapestry.apiserver.core.faults import Fault, forbidden_field, invalid_object, invalid_value
 from tapestry.apiserver.core.forwarding import ProxiedBody, UpgradeServer
+from tapestry.apiserver.core.host_access import HostAccess, not_connected
 from tapestry.apiserver.core.outgoing_http import connection_error_text, read_bounded, response_error_text
 from tapestry.apiserver.core.requests import TRUE_VALUES, Call, Query, Target
 from tapestry.apiserver.core.responses import ApiResponse
@@ -38,7 +42,8 @@ TEXT_PLAIN = "text/plain"
 class KubeletClient:
     """Call the kubelets of nodes. Close it in the event loop in which it was used."""
 
-    def __init__(self, store: Store, settings: Settings, check: egress.AddressCheck) -> None:
+    def __init__(self, store: Store, settings: Settings, check: egress.AddressCheck, host: HostAccess) -> None:
+        self.host = host
         self._store = store
         self._check = check
         self._settings = settings
@@ -61,13 +66,20 @@ class KubeletClient:
         if not node:
             return ApiResponse(200, b"", TEXT_PLAIN)
         path = "/".join(quote(each, safe="") for each in (target.namespace, target.name, container))
+        if (proxy := self.host.node_proxy()) is not None:
+            return await proxy.get(node, f"/containerLogs/{path}", log_query(call.query))
         kubelet = self.server(node, skip_verify=call.query.get("insecureSkipTLSVerifyBackend") in TRUE_VALUES)
         url = f"https://{kubelet.authority}/containerLogs/{path}"
         stream = await self._fetch(target, kubelet, url, log_query(call.query))
         return ApiResponse(200, b"", TEXT_PLAIN, stream=stream)
 
     def server(self, node: str, *, skip_verify: bool = False) -> UpgradeServer:
-        """Return the kubelet of a node. Raises NotFound, or ServerError if it has no address."""
+        """Return the kubelet of a node. Raises NotFound, or ServerError if it has no address.
+
+        Raises Unavailable for the nodes of a host cluster, whatever addresses their objects have.
+        """
+        if self.host.node_proxy() is not None:
+            raise not_connected()
         version = self._store.get("nodes", "", node)
         if version is None:
             raise api_errors.not_found(NODES, node)

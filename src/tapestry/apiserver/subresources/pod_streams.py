@@ -12,6 +12,7 @@ import msgspec
 
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.forwarding import UpgradeServer, forward_upgrade, refused_upgrade
+from tapestry.apiserver.core.host_access import NodeProxy
 from tapestry.apiserver.core.requests import Call, Target
 from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
 from tapestry.apiserver.core.sessions import Session
@@ -130,12 +131,15 @@ class PodStreams:
         node = value_at(pod, "spec", "nodeName", default="")
         if not node:
             raise api_errors.bad_request(f"pod {target.name} does not have a host assigned")
-        kubelet = self.kubelets.server(node)
-        request = stream_request(call, target)
         path = "/".join(["", *(quote(each, safe="") for each in segments)])
         query = options.kubelet_query()
-        upgrade = KubeletUpgrade(kubelet, f"{path}?{query}" if query else path, agent_header(call))
-        return await self._negotiate(call, target, options, request, upgrade, session)
+        upgrade = self._upgrade(call, node, f"{path}?{query}" if query else path)
+        return await self._negotiate(call, target, options, stream_request(call, target), upgrade, session)
+
+    def _upgrade(self, call: Call, node: str, path: str) -> "KubeletUpgrade | NodeProxyUpgrade":
+        if (proxy := self.kubelets.host.node_proxy()) is not None:
+            return NodeProxyUpgrade(proxy, node, path, call.user.name)
+        return KubeletUpgrade(self.kubelets.server(node), path, agent_header(call))
 
     async def _negotiate(
         self,
@@ -143,10 +147,10 @@ class PodStreams:
         target: Target,
         options: ConnectOptions,
         request: StreamRequest,
-        upgrade: "KubeletUpgrade",
+        upgrade: "KubeletUpgrade | NodeProxyUpgrade",
         session: Session,
     ) -> ApiResponse | SessionResponse:
-        key = upgrade.server.authority, request.protocol
+        key = upgrade.authority, request.protocol
         own_headers = handshake_headers(call, request.translatable) if request.translatable else {}
         if not request.translatable or key not in self.refused:
             response = await upgrade.send(call.method, request.headers)
@@ -192,10 +196,31 @@ class KubeletUpgrade:
     target: str
     headers: Headers
 
+    @property
+    def authority(self) -> str:
+        return self.server.authority
+
     async def send(self, method: str, headers: Sequence[tuple[str, str]]) -> UpgradeResponse:
         return await forward_upgrade(
             self.server, method, self.target, [("Host", self.server.authority), *self.headers, *headers]
         )
+
+
+@dataclass(frozen=True)
+class NodeProxyUpgrade:
+    """An upgrade request to a node of the host cluster, without its protocol."""
+
+    proxy: NodeProxy
+    node: str
+    target: str
+    user: str
+
+    @property
+    def authority(self) -> str:
+        return self.node
+
+    async def send(self, method: str, headers: Sequence[tuple[str, str]]) -> UpgradeResponse:
+        return await self.proxy.upgrade(self.node, method, self.target, headers, self.user)
 
 
 def agent_header(call: Call) -> Headers:

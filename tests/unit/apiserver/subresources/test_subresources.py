@@ -20,6 +20,7 @@ from tapestry.apiserver.access.authentication import UnionAuthenticator, authent
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.core.config import KubeletClientConfig as KubeletSettings
 from tapestry.apiserver.core.egress import EgressPolicy
+from tapestry.apiserver.core.host_access import HostAccess
 from tapestry.apiserver.core.requests import User
 from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
 from tapestry.apiserver.serving.request_handler import RequestHandler
@@ -329,7 +330,7 @@ async def kubelet(call: ServerClient, tmp_path: Path) -> AsyncIterator[tuple[Kub
     }
     await call.made("/api/v1/nodes", {"metadata": {"name": "node"}, "status": status})
     settings = KubeletSettings(str(client), str(client_key), str(authority.certificate_file))
-    kubelets = KubeletClient(call.server.verbs.store, settings, EgressPolicy().check_kubelet)
+    kubelets = KubeletClient(call.server.verbs.store, settings, EgressPolicy().check_kubelet, HostAccess())
     yield kubelets, paths
     await kubelets.close()
     await runner.cleanup()

@@ -1,0 +1,58 @@
+"""Access to the host cluster of a server whose nodes and pods belong to another cluster.
+
+The objects of such a server are written by users who are not trusted with the network of its process. So the server
+does not connect to any address in its Nodes, pods, Services and EndpointSlices. It calls the syncer of its host
+cluster in this process, by the names of nodes and pods, and the syncer decides what they are.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tapestry.apiserver.core.requests import Query
+from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.kube.errors import Unavailable
+from tapestry.streams.upgrade import Headers, UpgradeResponse
+
+
+class NodeProxy(Protocol):
+    """The kubelet API of all nodes of a server. The caller has authorized the request."""
+
+    async def get(self, node: str, path: str, query: Query) -> ApiResponse:
+        """Respond to a GET request to the kubelet of a node. Raises ApiError."""
+        ...
+
+    async def upgrade(self, node: str, method: str, target: str, headers: Headers, user: str) -> UpgradeResponse:
+        """Respond to a request for exec, attach or portForward. Raises ApiError; the server may also refuse."""
+        ...
+
+
+@dataclass
+class HostAccess:
+    """The host cluster of a server, while its syncer runs."""
+
+    is_required: Callable[[], bool] = field(default=lambda: False)
+    """Return whether nodes and pods belong to a host cluster, so that none of their addresses may be called."""
+    _node_proxy: NodeProxy | None = None
+
+    @contextmanager
+    def served_by(self, node_proxy: NodeProxy) -> Iterator[None]:
+        """Serve the nodes of the server in the context."""
+        self._node_proxy = node_proxy
+        try:
+            yield
+        finally:
+            if self._node_proxy is node_proxy:
+                self._node_proxy = None
+
+    def node_proxy(self) -> NodeProxy | None:
+        """Return the proxy of all nodes; None if the server calls kubelets. Raises Unavailable without a syncer."""
+        if self._node_proxy is None and self.is_required():
+            raise not_connected()
+        return self._node_proxy
+
+
+def not_connected() -> Unavailable:
+    why = "the host cluster of this server is not connected now; try again later"
+    return Unavailable(503, "ServiceUnavailable", why, details={"retryAfterSeconds": 5})
