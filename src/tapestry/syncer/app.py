@@ -31,7 +31,7 @@ from tapestry.syncer.node_wiring import wire_nodes
 from tapestry.syncer.offline_reclaim import OfflineReclaim
 from tapestry.syncer.partition import PartitionDetector
 from tapestry.syncer.pod_wiring import wire_pods
-from tapestry.syncer.predicates import changed_beyond_own_status, spec_changed
+from tapestry.syncer.predicates import changed_beyond_own_status, spec_changed, twin_ended
 from tapestry.syncer.switchable_transport import SwitchableTransport
 
 Connect = Callable[[Access], Transport]
@@ -152,6 +152,7 @@ def wire_summaries(syncer: Syncer, connect: Connect, leases: LeaseCache) -> Cont
     bindings.watch(caches.bindings, when=changed_beyond_own_status)
     bindings.watch(caches.secrets, lambda _: [name])
     bindings.watch(caches.virtual_pods, lambda _: [name], after=SUMMARY_SECONDS)
+    bindings.watch(caches.physical_pods, lambda _: [name], when=twin_ended, after=SUMMARY_SECONDS)
     for informer in (caches.virtual_nodes, caches.operator_policies, caches.owner_policies):
         bindings.watch(informer, lambda _: [name], after=SUMMARY_SECONDS)
     bindings.watch(caches.mount_namespaces, lambda _: [name], when=spec_changed, after=SUMMARY_SECONDS)

@@ -45,6 +45,7 @@ from tapestry.syncer.caches import Caches
 from tapestry.syncer.clients import Clients
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.current_binding import CurrentBinding
+from tapestry.syncer.drains import drained_condition
 from tapestry.syncer.identity import Identity
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.leasing import LeaseRules, soonest
@@ -271,7 +272,8 @@ class BindingReconciler:
         conditions = value_at(obj, "status", "conditions", default=[])
         mount, is_class_missing = self.current_binding.mount_namespace(), self.priority_class_state.missing_message
         permitted = permitted_condition(obj, mount, self.identity, is_class_missing is not None)
-        for condition in (permitted, marked_condition(obj, mount, self.identity)):
+        drained = drained_condition(obj, binding, self.caches, is_reachable=self.partition.since is None)
+        for condition in (permitted, marked_condition(obj, mount, self.identity), drained):
             conditions = with_condition(conditions, condition, now) if condition is not None else conditions
         return {
             "nodes": len(nodes),

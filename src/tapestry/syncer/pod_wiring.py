@@ -37,6 +37,7 @@ from tapestry.syncer.topdown.copies import (
     source_keys_of,
     source_scopes,
 )
+from tapestry.syncer.topdown.draining import DrainingReconciler
 from tapestry.syncer.topdown.lost_twins import LostTwins
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.syncer.topdown.pods import PodReconciler
@@ -77,8 +78,12 @@ def wire_pods(syncer: Syncer, leases: LeaseCache) -> Callable[[], None]:
         *(identity, binding, caches, clients, ledger, now, writer, lost_twins, timeout, guard),
         *(admitter, dependencies, services.aliases, GrantWaits(now)),
     )
-    down = manager.controller("pods", waiting_for_grants(virtual.reconcile, now), workers=POD_WORKERS)
-    physical = PodStatusReconciler(identity, caches, syncer.partition, clients.virtual, now, admitter.pending_resizes)
+    draining = DrainingReconciler(virtual)
+    down = manager.controller("pods", waiting_for_grants(draining.reconcile, now), workers=POD_WORKERS)
+    physical = PodStatusReconciler(
+        *(identity, caches, syncer.partition, clients.virtual, now, admitter.pending_resizes),
+        is_drained=draining.is_active,
+    )
     up = manager.controller("pod-status", waiting_for_grants(physical.reconcile, now), workers=POD_WORKERS)
     forwarder = TwinEventForwarder(identity, caches, clients, volumes.source_claim)
     manager.run_while_leading("twin-events", forwarder.run)

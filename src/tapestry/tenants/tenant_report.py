@@ -8,6 +8,7 @@ from tapestry.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SERVIC
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.syncer.bindings import leasing_condition
 from tapestry.syncer.components import Syncer
+from tapestry.syncer.drains import drained_condition
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.views import Twin
 
@@ -23,6 +24,7 @@ def tenant_report(syncer: Syncer, leases: LeaseCache, plane: OpenPlane, claims: 
     requests = [each.requests for each in twins if each.requests is not None]
     used, nodes = ResourceList.total(requests).texts(), caches.virtual_nodes.store.list()
     condition = leasing_condition(obj, nodes, leases.lease_rules(binding), syncer.partition.since)
+    drained = drained_condition(obj, binding, caches, is_reachable=syncer.partition.since is None)
     return {
         "nodes": len(nodes),
         "pods": len(requests),
@@ -35,7 +37,7 @@ def tenant_report(syncer: Syncer, leases: LeaseCache, plane: OpenPlane, claims: 
             "namespaces": str(number_of(plane, NAMESPACES)),
             "services": str(number_of(plane, SERVICES)),
         },
-        "conditions": [condition],
+        "conditions": [condition, *([drained] if drained is not None else [])],
     }
 
 

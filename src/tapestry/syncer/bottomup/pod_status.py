@@ -9,7 +9,8 @@ from tapestry.client.client import Client
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, version_of
+from tapestry.kube.objects import Object, is_deleting, version_of
+from tapestry.kube.pods import TERMINAL_PHASES
 from tapestry.kube.resources import PODS
 from tapestry.syncer import metrics
 from tapestry.syncer.caches import CACHE_LAG_SECONDS, Caches
@@ -17,7 +18,7 @@ from tapestry.syncer.identity import Identity
 from tapestry.syncer.partition import Partition
 from tapestry.syncer.predicates import status_changed
 from tapestry.syncer.translate.metadata import virtual_uid
-from tapestry.syncer.translate.pod_status import mapped_uid, virtual_status_patch
+from tapestry.syncer.translate.pod_status import is_suspended, mapped_uid, virtual_status_patch
 from tapestry.syncer.views import Twin, VirtualPod
 
 NODE_RECHECK_SECONDS = 30.0
@@ -46,6 +47,8 @@ class PodStatusReconciler:
     now: Callable[[], datetime]
     pending_resizes: Mapping[str, Object]
     """Conditions of resizes that are not applied to the twin, by the UID of the pod."""
+    is_drained: Callable[[], bool] = lambda: False
+    """Return whether the workloads of the binding are drained."""
     patches: dict[str, Patch] = field(default_factory=dict)
     """Last patch of each pod, by key."""
 
@@ -66,6 +69,12 @@ class PodStatusReconciler:
         last = self.patches.get(pod.key)
         return last is not None and last[1:] == (pod.version, twin.version, self.pending_resizes.get(pod.uid))
 
+    def counts_for_suspended_pod(self, twin: Twin) -> bool:
+        """Return whether the status of a twin counts although its pod was marked: it has ended, or is to go on."""
+        if is_deleting(twin.object):
+            return False
+        return not self.is_drained() or twin.status()["phase"] in TERMINAL_PHASES
+
     async def reconcile(self, key: str) -> Result | None:
         if self.partition.since is not None:
             return None  # the current status is unknown; all pods are requeued when the cluster responds again
@@ -74,6 +83,8 @@ class PodStatusReconciler:
             return None
         if mapped_uid(pod.object) not in (None, twin.uid):
             return None  # its twin is lost
+        if is_suspended(pod.object) and not self.counts_for_suspended_pod(twin):
+            return None
         if self.caches.pod_on_our_nodes(key) is None:
             # The pod is on a node of another binding, which alone writes its status, or the cache lacks our node.
             return Result(requeue_after=NODE_RECHECK_SECONDS)

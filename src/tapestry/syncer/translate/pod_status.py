@@ -48,10 +48,15 @@ TWIN_CONDITIONS = frozenset(
 DISRUPTED = "DisruptionTarget"
 """Set in the virtual cluster (reclaimed) or in the physical one (preempted, evicted); the twin's takes precedence."""
 SYNCED_CONDITIONS = TWIN_CONDITIONS | {DISRUPTED}
+SUSPENDED = "Suspended"
+"""Reason of Mapped=False while the workloads of the binding are drained, and until the pod has a twin again."""
+SUSPENDED_MESSAGE = "the workloads are drained: the pod runs when they are resumed"
 CONDITION_STATUSES = ("True", "False", "Unknown")
 RANKS = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
 CONTAINER_LISTS = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
 """In the order of `CONTAINER_FIELDS`, the containers that they describe."""
+DECIDED_FIELDS = ("phase", "reason", "message", "startTime", "hostIP", "podIP", *CONTAINER_LISTS)
+"""Fields of the status that a patch sets or removes, besides the lists of addresses and the conditions."""
 MAPPING = (keys.PHYSICAL_POD_NAMESPACE, keys.PHYSICAL_POD_NAME, keys.PHYSICAL_POD_UID, keys.LAST_SYNC_TIME)
 """Annotations that tell users where a pod runs."""
 MAX_CONTAINER_STATUS_BYTES = 96 * 1024
@@ -188,6 +193,13 @@ def mapped_uid(pod: Object) -> str | None:
     return condition.get("message") if condition is not None and condition.get("status") == "True" else None
 
 
+def is_suspended(pod: Object) -> bool:
+    """Return whether the pod was marked because the workloads of its binding are drained, see `topdown/draining`."""
+    status = pod.get("status") or {}
+    condition = find_condition(status.get("conditions"), keys.MAPPED_CONDITION) or {}
+    return condition.get("status") == "False" and condition.get("reason") == SUSPENDED
+
+
 def virtual_status_patch(
     pod: VirtualPod, twin: Object, status: Object, now: datetime, resize: Object | None = None
 ) -> Object | None:
@@ -208,8 +220,7 @@ def virtual_status_patch(
     is_new = mapped_uid(obj) != uid_of(twin)
     if not is_new and digest_of(wanted) == pod.status_digest:
         return None
-    fields = ("phase", "reason", "message", "startTime", "hostIP", "podIP", *CONTAINER_LISTS)
-    found = {field: wanted.get(field) for field in fields}
+    found = {field: wanted.get(field) for field in DECIDED_FIELDS}
     for field in ("hostIPs", "podIPs"):
         found[field] = [{"$patch": "replace"}, *wanted[field]] if field in wanted else None
     changes = condition_changes(pod, conditions, now)
@@ -320,6 +331,24 @@ def false_condition_patch(type: str, reason: str, message: str, now: datetime) -
         "lastTransitionTime": timestamp(now),
     }
     return {"status": {"conditions": [condition]}}
+
+
+def suspended_status_patch(pod: VirtualPod, now: datetime) -> Object:
+    """Return the patch that marks a pod as suspended and resets its status to that of a pod that never started."""
+    obj, moment = pod.object, timestamp(now)
+    cleared = (*DECIDED_FIELDS, "hostIPs", "podIPs")
+    patch = false_condition_patch(keys.MAPPED_CONDITION, SUSPENDED, SUSPENDED_MESSAGE, now)
+    [condition] = patch["status"]["conditions"]
+    changes = [each for each in condition_changes(pod, [], now) if each["type"] != SCHEDULED or pod.node]
+    if find_condition(obj["status"]["conditions"], DISRUPTED) is not None:
+        changes.append({"$patch": "delete", "type": DISRUPTED})
+    if not pod.node:
+        unscheduled = {"type": SCHEDULED, "status": "False", "reason": SUSPENDED, "message": SUSPENDED_MESSAGE}
+        changes.append({**unscheduled, "lastTransitionTime": moment})
+    return {
+        "metadata": {"annotations": dict.fromkeys(MAPPING)},
+        "status": {**dict.fromkeys(cleared), "phase": "Pending", "conditions": [*changes, condition]},
+    }
 
 
 def failed_status_patch(reason: str, message: str, disrupted_at: datetime | None = None) -> Object:
