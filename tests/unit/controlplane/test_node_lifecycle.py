@@ -168,10 +168,11 @@ def in_cluster(test_body: Callable[["Cluster"], Awaitable[None]]) -> Callable[[]
             clock = running_clock()
             api = InProcessApi([NODES, PODS, EVENTS, LEASES], now=clock.now)
             manager = Manager(CONFIG, api.connect, identity="nodes", now=clock.now, monotonic=clock.monotonic)
-            manager.register("nodes", node_lifecycle.install)
+            cluster = Cluster(Client(api.connect()))
+            manager.register("nodes", lambda each: node_lifecycle.install(each, lambda: cluster.has_heartbeats))
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(manager.run())
-                await test_body(Cluster(Client(api.connect())))
+                await test_body(cluster)
                 manager.stop()
                 await asyncio.wait([running])
 
@@ -185,7 +186,7 @@ class Cluster:
     """Nodes with kubelets that can be stopped."""
 
     def __init__(self, client: Client) -> None:
-        self.client = client
+        self.client, self.has_heartbeats = client, True
 
     async def add_nodes(self, *names: str, zone: str = "") -> None:
         now = timestamp(running_clock().now())
@@ -347,3 +348,44 @@ async def test_pod_deleted_before_binding_is_removed(cluster: Cluster) -> None:
     await cluster.client.create(PODS, pod)
     await cluster.client.delete(PODS, object_named("p", "x"))
     await wait_for(cluster.client, PODS, "p", "x", until=lambda pod: pod is None, timeout=AN_HOUR)
+
+
+# -- nodes whose conditions a syncer writes
+
+
+@in_cluster
+async def test_without_heartbeats_old_conditions_stay(cluster: Cluster) -> None:
+    cluster.has_heartbeats = False
+    await cluster.add_nodes("a", "b")
+    await cluster.add_pod("p", "a", tolerating(UNREACHABLE, 30))
+    await asyncio.sleep(24 * AN_HOUR)
+    assert is_condition_true(await cluster.client.get(NODES, "a"), "Ready")
+    assert await cluster.taints("a") == set()
+    assert not is_deleting(await cluster.client.get(PODS, "p", "x"))
+
+
+@in_cluster
+async def test_without_heartbeats_written_conditions_have_effect(cluster: Cluster) -> None:
+    cluster.has_heartbeats = False
+    await cluster.add_nodes("a", "b")
+    await cluster.add_pod("p", "a", tolerating(UNREACHABLE, 30))
+    now = timestamp(running_clock().now())
+    unknown = {"type": "Ready", "status": "Unknown", "reason": "PhysicalClusterUnreachable", "lastTransitionTime": now}
+    await cluster.client.patch(NODES, object_named("a"), {"status": {"conditions": [unknown]}}, subresource="status")
+    await cluster.wait_for_taint("a", UNREACHABLE, "NoExecute")
+    await cluster.wait_for_deletion("p")
+    await cluster.mark_ready("a")
+    await wait_for(cluster.client, NODES, "a", until=lambda node: not taints_of(node or {}), timeout=AN_HOUR)
+    assert await cluster.taints("b") == set()
+
+
+@in_cluster
+async def test_node_that_gets_heartbeats_must_send_them(cluster: Cluster) -> None:
+    cluster.has_heartbeats = False
+    await cluster.add_nodes("a", "b")
+    await asyncio.sleep(AN_HOUR)
+    cluster.has_heartbeats = True  # the plane has no tenant any more
+    async with cluster.with_heartbeats("b"):
+        await cluster.client.patch(NODES, object_named("a"), {"spec": {"unschedulable": True}})
+        await cluster.wait_for_taint("a", UNREACHABLE, "NoSchedule")
+        assert (UNREACHABLE, "NoSchedule") not in await cluster.taints("b")
