@@ -245,8 +245,9 @@ class ClusterBindingSpec(ApiStruct):
         ),
         cel_rule(
             "has(self.hostCluster) == has(oldSelf.hostCluster) && (!has(self.hostCluster) || "
-            "self.hostCluster == oldSelf.hostCluster && self.virtualCluster == oldSelf.virtualCluster)",
-            "and virtualCluster may not change; create another binding",
+            "self.hostCluster == oldSelf.hostCluster && self.virtualCluster == oldSelf.virtualCluster && "
+            "self.placement == oldSelf.placement)",
+            "and virtualCluster and placement may not change; create another binding",
             field_path=".hostCluster",
         ),
         cel_rule(
@@ -346,6 +347,11 @@ class ClusterBindingSpec(ApiStruct):
     def is_tenant(self) -> bool:
         """True if the binding connects a plane with a host cluster."""
         return self.virtual_cluster is not None
+
+    @property
+    def schedules_on_host(self) -> bool:
+        """True if the scheduler of the host cluster chooses the nodes of pods."""
+        return self.is_tenant and self.placement == "host"
 
 
 class ClusterBindingStatus(ApiStruct):

@@ -40,9 +40,9 @@ DEFAULT_CONTROLLERS = (
     "roles",
     *certificates.CONTROLLER_NAMES,
 )
-NODE_LIFECYCLE = "nodes"
+NODE_LIFECYCLE, SCHEDULER = "nodes", "scheduler"
 OPTIONAL_CONTROLLERS = {
-    "scheduler": "scheduler.scheduler",
+    SCHEDULER: "scheduler.scheduler",
     NODE_LIFECYCLE: "node_lifecycle",
     "deployments": "workloads.deployments",
     "replicasets": "workloads.replicasets",
@@ -84,7 +84,11 @@ def register_controllers(
     manager.register(certificates.APPROVING, certificates.install_approving)
     manager.register(certificates.SIGNING, lambda each: certificates.install_signing(each, signing_ca))
     manager.register(certificates.CLEANING, certificates.install_cleaning)
-    arguments = {NODE_LIFECYCLE: (lambda: not server.syncer_restriction.is_enabled,)}
+    restriction = server.syncer_restriction
+    arguments: dict[str, tuple[Any, ...]] = {
+        NODE_LIFECYCLE: (lambda: not restriction.is_enabled,),
+        SCHEDULER: (lambda: not restriction.schedules_pods,),
+    }
     for name, place in OPTIONAL_CONTROLLERS.items():
         manager.register(name, partial(import_and_install, place, arguments=arguments.get(name, ())))
 

@@ -38,6 +38,14 @@ class InProcessClients:
 
 
 @dataclass(frozen=True)
+class SyncerRule:
+    """Rule for a plane whose nodes belong to a syncer."""
+
+    schedules_pods: bool = False
+    """True if the syncer chooses the nodes of pods, so that the scheduler of the plane does nothing."""
+
+
+@dataclass(frozen=True)
 class OpenPlane:
     """A plane that handles requests and runs its controllers."""
 
@@ -58,27 +66,22 @@ class OpenPlane:
             self.clients.count -= 1
             await transport.close()
 
-    @asynccontextmanager
-    async def syncer_transport(self) -> AsyncIterator[InProcessTransport]:
-        """Open a transport for the syncer of the plane. It is closed at the end, and does not keep the plane awake.
+    def syncer_transport(self) -> InProcessTransport:
+        """Return a transport for the syncer of the plane, which closes it. It does not keep the plane awake.
 
         Whoever has it writes what nobody else may write, and no admission of the plane applies.
         """
-        transport = InProcessTransport(self.opened.request_handler, SYNCER_USER, CallOrigin.SYNCER)
-        try:
-            yield transport
-        finally:
-            await transport.close()
+        return InProcessTransport(self.opened.request_handler, SYNCER_USER, CallOrigin.SYNCER)
 
-    def restrict_to_syncer(self, is_restricted: bool = True) -> None:
-        """Let only the syncer write Nodes and what else the host cluster decides, or let everyone write them again."""
-        restrict_to_syncer(self.opened, is_restricted)
+    def restrict_to_syncer(self, rule: SyncerRule | None) -> None:
+        """Let only the syncer write Nodes and what else the host cluster decides; None ends that."""
+        restrict_to_syncer(self.opened, rule)
 
 
-def restrict_to_syncer(opened: OpenServer, is_restricted: bool) -> None:
+def restrict_to_syncer(opened: OpenServer, rule: SyncerRule | None) -> None:
     restriction = opened.server.syncer_restriction
-    if is_restricted:
-        restriction.enable((keys.MAPPED_CONDITION,))
+    if rule is not None:
+        restriction.enable((keys.MAPPED_CONDITION,), schedules_pods=rule.schedules_pods)
     else:
         restriction.disable()
 
@@ -92,14 +95,14 @@ async def open_plane(
     hold: PlaneHold | None = None,
     isolation: ServerIsolation | None = None,
     *,
-    is_restricted: bool = False,
+    syncer_rule: SyncerRule | None = None,
 ) -> AsyncIterator[OpenPlane]:
     """Open a plane for the duration of the context. Raises ValueError, OSError or StorageError if it cannot open.
 
     An error of the plane ends the context, so the caller gives each plane its own task. A closed plane leaves no
     reference cycles. A plane in etcd needs a hold, and ends with EpochLost when another process takes it.
 
-    A restricted plane is one whose nodes belong to a syncer: see `OpenPlane.restrict_to_syncer`.
+    `syncer_rule` is for a plane whose nodes belong to a syncer.
     """
     if hold is not None:
         await restore_keys(plane_id, config, hold)
@@ -112,7 +115,7 @@ async def open_plane(
         open_server(config, threads, now, fence=fence, isolation=isolation, change_keys=change_keys) as opened,
         asyncio.TaskGroup() as group,
     ):
-        restrict_to_syncer(opened, is_restricted)
+        restrict_to_syncer(opened, syncer_rule)
         await publish_address(plane_id, opened)
         manager = control_plane_manager(opened.request_handler, opened.ca_bundle, config.controllers, authority)
         controllers = group.create_task(manager.run(), name=f"controllers-{plane_id}")

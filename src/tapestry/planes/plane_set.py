@@ -14,7 +14,7 @@ from tapestry.apiserver.assembly import ServerThreads
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.epochs import EpochLost
 from tapestry.planes.heap import Heap
-from tapestry.planes.open_plane import OpenPlane, open_plane
+from tapestry.planes.open_plane import OpenPlane, SyncerRule, open_plane
 from tapestry.planes.plane_data import PlaneHold
 from tapestry.planes.process_shares import PlaneShare, ProcessShares
 from tapestry.process.logs import logger
@@ -77,8 +77,8 @@ class PlaneSet:
         self.shares = ProcessShares(threads)
         """Shares of the planes, and the limits on the connections of all listeners."""
         self._entries: dict[str, PlaneEntry] = {}
-        self._restricted: set[str] = set()
-        """Ids of the planes whose nodes belong to a syncer."""
+        self._syncer_rules: dict[str, SyncerRule] = {}
+        """Rules of the planes whose nodes belong to a syncer, by the ids of the planes."""
         self._is_stopped = False
         self._task: PlaneTask | None = None
         self._listeners: list[Callable[[PlaneEntry], None]] = []
@@ -106,15 +106,18 @@ class PlaneSet:
         entry = self._entries.get(plane_id)
         return entry.config if entry is not None else None
 
-    def restrict_to_syncer(self, plane_id: str, is_restricted: bool = True) -> None:
-        """Let only the syncer of a plane write its nodes, now and whenever the plane opens; or end that.
+    def restrict_to_syncer(self, plane_id: str, rule: SyncerRule | None) -> None:
+        """Let only the syncer of a plane write its nodes, now and whenever the plane opens; None ends that.
 
         The plane need not be added yet.
         """
-        (self._restricted.add if is_restricted else self._restricted.discard)(plane_id)
+        if rule is not None:
+            self._syncer_rules[plane_id] = rule
+        else:
+            self._syncer_rules.pop(plane_id, None)
         entry = self._entries.get(plane_id)
         if entry is not None and entry.plane is not None:
-            entry.plane.restrict_to_syncer(is_restricted)
+            entry.plane.restrict_to_syncer(rule)
 
     def add(
         self,
@@ -189,10 +192,10 @@ class PlaneSet:
         try:
             async with open_plane(
                 *(entry.id, entry.config, self._threads, self._now, entry.hold, share.isolation),
-                is_restricted=entry.id in self._restricted,
+                syncer_rule=self._syncer_rules.get(entry.id),
             ) as plane:
                 if not entry.closing.is_set():
-                    plane.restrict_to_syncer(entry.id in self._restricted)  # which may have changed meanwhile
+                    plane.restrict_to_syncer(self._syncer_rules.get(entry.id))  # which may have changed meanwhile
                     entry.plane = plane
                     self._set_state(entry, PlaneState.OPEN)
                     entry.ready.set()

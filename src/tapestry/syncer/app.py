@@ -30,7 +30,7 @@ from tapestry.syncer.leasing import PolicySide
 from tapestry.syncer.node_wiring import wire_nodes
 from tapestry.syncer.offline_reclaim import OfflineReclaim
 from tapestry.syncer.partition import PartitionDetector
-from tapestry.syncer.pod_wiring import wire_pods
+from tapestry.syncer.pod_wiring import wire_consistency_check, wire_pods, wire_services, wire_volumes
 from tapestry.syncer.predicates import changed_beyond_own_status, spec_changed, twin_ended
 from tapestry.syncer.switchable_transport import SwitchableTransport
 
@@ -111,13 +111,14 @@ async def find_binding(manager: Manager, name: str) -> Object | None:
 def wire(syncer: Syncer, connect: Connect) -> None:
     """Connect every controller to the watch events that requeue its keys."""
     manager, caches, now = syncer.manager, syncer.caches, syncer.manager.now
-    leases, reclaimer, requeue_every_node = wire_nodes(syncer)
-    bindings = wire_summaries(syncer, connect, leases)
-    requeue_every_pod = wire_pods(syncer, leases)
+    nodes = wire_nodes(syncer)
+    bindings = wire_summaries(syncer, connect, nodes.leases)
+    pods = wire_pods(syncer, nodes.leases, wire_services, wire_volumes)
+    wire_consistency_check(syncer, pods.copies, pods.services, pods.volumes)
 
     def requeue_everything() -> None:
-        requeue_every_node()
-        requeue_every_pod()
+        nodes.requeue_every_node()
+        pods.requeue_every_pod()
         bindings.queue.add(syncer.identity.binding_name)
 
     silence, partition = syncer.config.silence_seconds, syncer.partition
@@ -126,7 +127,7 @@ def wire(syncer: Syncer, connect: Connect) -> None:
     )
     manager.run_while_leading("partition", detector.run)
     unfenced = Client(partition.transport, audit=manager.audit, identity=manager.identity)
-    offline = OfflineReclaim(manager.elector, manager.reads, caches.virtual_nodes, now, reclaimer, unfenced)
+    offline = OfflineReclaim(manager.elector, manager.reads, caches.virtual_nodes, now, nodes.reclaimer, unfenced)
     manager.run_always("offline-reclaim", offline.run)
 
 

@@ -96,9 +96,10 @@ class Caches:
         twin = self.twin_of(key_of(pod))
         return twin.object if twin is not None and virtual_uid(twin.object) == uid_of(pod) else None
 
-    def is_ours(self, pod: VirtualPod) -> bool:
-        """Return whether the pod is bound to one of our nodes, or is to be bound by the physical scheduler."""
-        return pod.node in self.virtual_nodes.store or (self.identity.schedules_on_host and not pod.node)
+    def is_our_pod(self, pod: Object) -> bool:
+        """Return whether a pod is bound to one of our nodes, or is to be bound by the physical scheduler."""
+        node = pod["spec"].get("nodeName", "")
+        return node in self.virtual_nodes.store or (self.identity.schedules_on_host and not node)
 
     def foreign_pods(self, node: str) -> Iterator[ForeignPod]:
         """Yield the foreign pods on a physical node."""

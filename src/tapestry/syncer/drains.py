@@ -29,7 +29,7 @@ def is_drained(binding: Binding) -> bool:
 def must_suspend(pod: VirtualPod, binding: Binding, caches: Caches) -> bool:
     """Return whether a pod would run if its binding was not drained."""
     obj = pod.object
-    return caches.is_ours(pod) and not (is_deleting(obj) or is_pod_terminal(obj) or is_excluded(obj, binding))
+    return caches.is_our_pod(obj) and not (is_deleting(obj) or is_pod_terminal(obj) or is_excluded(obj, binding))
 
 
 def drain_grace_seconds(twin: Object, timeout: int) -> int:

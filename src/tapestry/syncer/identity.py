@@ -5,6 +5,8 @@ from functools import cached_property
 
 from tapestry.apis.names import physical_name, virtual_cluster_label
 
+UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -25,6 +27,11 @@ class Identity:
     def virtual_cluster(self) -> str:
         """UID of the virtual cluster as a label value."""
         return virtual_cluster_label(self.virtual_cluster_uid)
+
+    @property
+    def active_pods(self) -> str:
+        """Field selector of the virtual pods that may have twins."""
+        return UNFINISHED if self.schedules_on_host else f"spec.nodeName!=,{UNFINISHED}"
 
     def twin_key(self, key: str) -> str:
         """Return the key of the twin of the virtual pod under `key`."""

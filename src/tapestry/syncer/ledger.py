@@ -7,10 +7,8 @@ being created or resized and that the cache does not show yet.
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tapestry.apis import keys
-from tapestry.kube.objects import annotations_of
 from tapestry.kube.quantity import ResourceList
-from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
+from tapestry.syncer.translate.metadata import virtual_key, virtual_node_name_of, virtual_uid
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
 RESERVATION_TTL = timedelta(minutes=1)
@@ -112,7 +110,7 @@ class Ledger:
     def _record(self, twin: Twin, *, is_first: bool) -> None:
         key, uid = twin.key, virtual_uid(twin.object)
         entry = self._entries.get(key)
-        node = annotations_of(twin.object).get(keys.VIRTUAL_NODE_NAME, "")
+        node = virtual_node_name_of(twin.object)
         if entry is None or (entry.node, entry.uid) != (node, uid):
             if entry is not None:
                 self._drop(key)

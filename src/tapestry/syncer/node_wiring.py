@@ -1,11 +1,11 @@
 """Wiring of the controllers of virtual nodes: the watch events that requeue their keys."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 
-from tapestry.apis import keys
 from tapestry.controller import Controller
-from tapestry.kube.objects import Object, annotations_of, name_of
+from tapestry.kube.objects import Object, name_of
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.syncer.bottomup.csinodes import CsiNodeReconciler
 from tapestry.syncer.bottomup.hostports import HostPortReconciler
@@ -27,28 +27,49 @@ from tapestry.syncer.predicates import (
     twin_ended,
 )
 from tapestry.syncer.reclaim import propagates_deletion
-from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
+from tapestry.syncer.translate.metadata import virtual_key, virtual_node_name_of, virtual_uid
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
 NODE_WORKERS = 16
 
 
-def wire_nodes(syncer: Syncer) -> tuple[LeaseCache, Reclaimer, Callable[[], None]]:
-    """Wire the controllers of virtual nodes; return also a function that requeues every node."""
+@dataclass(frozen=True)
+class NodeWiring:
+    """What others use of the controllers of virtual nodes."""
+
+    leases: LeaseCache
+    reclaimer: Reclaimer
+    requeue_node: Callable[[str], None]
+    """Requeue a physical node."""
+    requeue_every_node: Callable[[], None]
+
+
+def is_always_needed(_: str) -> bool:
+    return True
+
+
+def wire_nodes(syncer: Syncer, is_needed: Callable[[str], bool] = is_always_needed) -> NodeWiring:
+    """Wire the controllers of virtual nodes, one for each leased node of which `is_needed` is true.
+
+    The virtual nodes of a plane have neither heartbeats nor objects for the scheduler.
+    """
     caches, manager = syncer.caches, syncer.manager
     binding, clients, partition = syncer.current_binding, syncer.clients, syncer.partition
     now, warning = manager.now, timedelta(seconds=syncer.config.warning_seconds)
     leases = wire_leases(syncer, lambda names: add_all(nodes, names))
     reclaimer = Reclaimer(syncer.identity, binding, caches, clients, now, syncer.pending_disruptions, leases)
-    physical = NodeReconciler(binding, caches, clients, partition, syncer.kubelet, now, warning, leases, reclaimer)
+    physical = NodeReconciler(
+        *(binding, caches, clients, partition, syncer.kubelet, now, warning, leases, reclaimer), is_needed=is_needed
+    )
     nodes = manager.controller("nodes", waiting_for_grants(physical.reconcile, now), workers=NODE_WORKERS)
-    renewal = NodeLeaseReconciler(caches.virtual_nodes, partition, clients.virtual, now)
-    renewals = manager.controller("node-leases", waiting_for_grants(renewal.reconcile, now), workers=NODE_WORKERS)
-    node_objects = wire_node_objects(syncer)
+    node_objects = () if syncer.identity.is_tenant else (wire_heartbeats(syncer), *wire_node_objects(syncer))
+
+    def is_synced(name: str) -> bool:
+        return caches.virtual_node_of(name) is not None or is_needed(name)
 
     def every_node(_: Object | None = None) -> Iterable[str]:
         virtual = (name for node in caches.virtual_nodes.store.list() for name in physical_node_of(node))
-        return {*caches.physical_nodes.store, *virtual}
+        return {*filter(is_synced, caches.physical_nodes.store), *virtual}
 
     def nodes_to_recompute(pod: VirtualPod) -> Iterable[str]:
         return (name for name in physical_node_under(caches, pod.node) if physical.depends_on_pods(name))
@@ -59,11 +80,11 @@ def wire_nodes(syncer: Syncer) -> tuple[LeaseCache, Reclaimer, Callable[[], None
     def requeue_every_node() -> None:
         for name in every_node():
             nodes.queue.add(name)
-        for controller in (renewals, *node_objects):
+        for controller in node_objects:
             for name in caches.virtual_nodes.store:
                 controller.queue.add(name)
 
-    nodes.watch(caches.physical_nodes)
+    nodes.watch(caches.physical_nodes, lambda node: filter(is_synced, [name_of(node)]))
     nodes.watch(caches.physical_pods, foreign_pod_node, when=involves_foreign_pod)
     nodes.watch(caches.physical_pods, lambda pod: node_of_ended_twin(caches, pod), when=twin_ended)
     nodes.watch(caches.physical_pods, lambda pod: nodes_reclaiming(pod), when=is_creation)
@@ -74,10 +95,26 @@ def wire_nodes(syncer: Syncer) -> tuple[LeaseCache, Reclaimer, Callable[[], None
         nodes.watch(informer, every_node, when=spec_changed)
     for informer in (*caches.lease_informers, caches.csi_nodes):
         informer.after_sync(requeue_every_node)
+    if syncer.identity.schedules_on_host:  # names of nodes are the same in both clusters
+        nodes.watch(caches.virtual_pods, lambda pod: [pod.node] if pod.node else (), when=lifecycle_changed_or_bound)
     syncer.kubelet.on_change = requeue_every_node
-    renewals.watch(caches.virtual_nodes, when=lifecycle_changed)
     caches.physical_pods.on_change(syncer.shortages.on_physical_pod_change)
-    return leases, reclaimer, requeue_every_node
+    return NodeWiring(leases, reclaimer, nodes.queue.add, requeue_every_node)
+
+
+def lifecycle_changed_or_bound(old: VirtualPod | None, new: VirtualPod | None) -> bool:
+    return old is None or new is None or old.node != new.node
+
+
+def wire_heartbeats(syncer: Syncer) -> Controller:
+    """Wire the controller of the node Leases of virtual nodes."""
+    caches, manager = syncer.caches, syncer.manager
+    renewal = NodeLeaseReconciler(caches.virtual_nodes, syncer.partition, syncer.clients.virtual, manager.now)
+    renewals = manager.controller(
+        "node-leases", waiting_for_grants(renewal.reconcile, manager.now), workers=NODE_WORKERS
+    )
+    renewals.watch(caches.virtual_nodes, when=lifecycle_changed)
+    return renewals
 
 
 def add_all(controller: Controller, names: Iterable[str]) -> None:
@@ -134,7 +171,7 @@ def node_of_ended_twin(caches: Caches, twin: PhysicalPod) -> Iterable[str]:
     pods = map(caches.virtual_pods.store.get, pod_key_of_twin(twin))
     if not isinstance(twin, Twin) or any(pod is not None and not is_pod_terminal(pod.object) for pod in pods):
         return ()
-    return physical_node_under(caches, annotations_of(twin.object).get(keys.VIRTUAL_NODE_NAME, ""))
+    return physical_node_under(caches, virtual_node_name_of(twin.object))
 
 
 def node_of_unattended_twin(caches: Caches, twin: PhysicalPod) -> Iterable[str]:
@@ -144,4 +181,4 @@ def node_of_unattended_twin(caches: Caches, twin: PhysicalPod) -> Iterable[str]:
     pods, uid = map(caches.virtual_pods.store.get, virtual_key(twin.object)), virtual_uid(twin.object)
     if any(pod is not None and pod.uid == uid and propagates_deletion(pod.object) for pod in pods):
         return ()
-    return physical_node_under(caches, annotations_of(twin.object).get(keys.VIRTUAL_NODE_NAME, ""))
+    return physical_node_under(caches, virtual_node_name_of(twin.object))

@@ -63,6 +63,8 @@ class PartitionDetector:
     silence_seconds: float
     requeue_all: Callable[[], None]
     """Requeue all keys of all controllers."""
+    sends_probes: bool = True
+    """False if somebody else sends requests on the same transport, so that silence means that nothing answers."""
 
     async def run(self) -> None:
         metrics.register_binding(self.identity.binding_name, self.last_seen)
@@ -79,7 +81,8 @@ class PartitionDetector:
         return self.silence_seconds / PROBES_PER_TIMEOUT
 
     async def check(self) -> None:
-        await self.probe(self.probe_interval)
+        if self.sends_probes:
+            await self.probe(self.probe_interval)
         if self.partition.transport.seconds_since_response() >= self.silence_seconds:
             await self.begin_partition()
         elif self.partition.since is not None:

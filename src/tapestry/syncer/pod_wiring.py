@@ -1,6 +1,8 @@
 """Wiring of the controllers of pods and their dependencies: the watch events that requeue their keys."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from tapestry.apis import keys
 from tapestry.apis.mount_labels import enforced_level
@@ -18,6 +20,7 @@ from tapestry.syncer.components import SUMMARY_SECONDS, Syncer
 from tapestry.syncer.consistency_check import ConsistencyCheck
 from tapestry.syncer.grants import GrantWaits, waiting_for_grants
 from tapestry.syncer.lease_cache import LeaseCache
+from tapestry.syncer.open_nodes import is_relevant_change
 from tapestry.syncer.predicates import (
     changed_beyond_twin_status,
     cordon_changed,
@@ -37,7 +40,9 @@ from tapestry.syncer.topdown.copies import (
     source_keys_of,
     source_scopes,
 )
+from tapestry.syncer.topdown.dependencies import Dependency
 from tapestry.syncer.topdown.draining import DrainingReconciler
+from tapestry.syncer.topdown.host_scheduling import HostScheduling
 from tapestry.syncer.topdown.lost_twins import LostTwins
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.syncer.topdown.pods import PodReconciler
@@ -48,13 +53,52 @@ from tapestry.syncer.topdown.tokens import TokenReconciler
 from tapestry.syncer.topdown.volumes import VolumeReconciler, claim_keys, pod_lifetime_changed
 from tapestry.syncer.translate.metadata import source_key, virtual_key
 from tapestry.syncer.translate.pod_status import mapped_uid
+from tapestry.syncer.translate.pods import HostAlias
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
 POD_WORKERS = 32
+UNSCHEDULED_INTERVAL_SECONDS = 0.2
+"""Minimum seconds between two checks of all pods that the scheduler of a host cluster has not placed."""
+
+RequeuePod = Callable[[str], None]
 
 
-def wire_pods(syncer: Syncer, leases: LeaseCache) -> Callable[[], None]:
-    """Wire the pod and pod status controllers; return a function that requeues every pod."""
+class ServicesOfPods(Dependency, Protocol):
+    def aliases(self, namespace: str) -> Sequence[HostAlias]:
+        """Return the host aliases for pods of a namespace."""
+
+
+class VolumesOfPods(Dependency, Protocol):
+    def source_claim(self, name: str, uid: str) -> Object | None:
+        """Return the virtual claim of a twin by its name and UID."""
+
+
+S = TypeVar("S", bound=ServicesOfPods)
+V = TypeVar("V", bound=VolumesOfPods)
+
+
+@dataclass(frozen=True)
+class PodWiring(Generic[S, V]):
+    """What others use of the controllers of pods."""
+
+    copies: CopyReconciler
+    services: S
+    volumes: V
+    requeue_pod: RequeuePod
+    requeue_every_pod: Callable[[], None]
+
+
+HostSchedulingFactory = Callable[[PodStatusWriter, Admitter, RequeuePod], HostScheduling]
+
+
+def wire_pods(
+    syncer: Syncer,
+    leases: LeaseCache,
+    wire_services: Callable[[Syncer, RequeuePod], S],
+    wire_volumes: Callable[[Syncer, CopyReconciler, PodStatusWriter, RequeuePod], V],
+    host_scheduling: HostSchedulingFactory | None = None,
+) -> PodWiring[S, V]:
+    """Wire the pod and pod status controllers, and those of what pods depend on."""
     caches, manager = syncer.caches, syncer.manager
     identity, binding, clients, now = syncer.identity, syncer.current_binding, syncer.clients, manager.now
     ledger, disruptions, state = syncer.ledger, syncer.pending_disruptions, syncer.priority_class_state
@@ -67,16 +111,16 @@ def wire_pods(syncer: Syncer, leases: LeaseCache) -> Callable[[], None]:
     tokens, minting = wire_tokens(syncer, copy_reconciler.copy_informers[SECRETS.plural])
     writer = PodStatusWriter(identity, clients, now)
     volumes = wire_volumes(syncer, copy_reconciler, writer, requeue_pod)
-    wire_consistency_check(syncer, copy_reconciler, services, volumes)
     admitter = Admitter(identity, caches, ledger, now, leases, requeue_pod, lambda key: up.queue.add(key))
     lost_twins = LostTwins(identity, caches.virtual_pods, clients, now, disruptions, writer)
     timeout = AdmissionTimeout(clients, syncer.shortages, now, syncer.config, writer, requeue_pod)
     guard = PriorityClassGuard(binding, clients, now, state, writer, requeue_pod)
     # Services first: a pod must not read their addresses before they report that all of them exist.
-    dependencies = services, copy_reconciler, volumes, tokens
+    dependencies: tuple[Dependency, ...] = services, copy_reconciler, volumes, tokens
+    scheduling = host_scheduling(writer, admitter, requeue_pod) if host_scheduling is not None else None
     virtual = PodReconciler(
         *(identity, binding, caches, clients, ledger, now, writer, lost_twins, timeout, guard),
-        *(admitter, dependencies, services.aliases, GrantWaits(now)),
+        *(admitter, dependencies, services.aliases, GrantWaits(now), scheduling),
     )
     draining = DrainingReconciler(virtual)
     down = manager.controller("pods", waiting_for_grants(draining.reconcile, now), workers=POD_WORKERS)
@@ -101,8 +145,13 @@ def wire_pods(syncer: Syncer, leases: LeaseCache) -> Callable[[], None]:
     down.watch(
         caches.physical_pods,
         pod_key_of_twin,
-        when=lambda old, new: twin_changed_beyond_status(old, new) and not is_expected_creation(caches, old, new),
+        when=lambda old, new: (
+            (twin_changed_beyond_status(old, new) and not is_expected_creation(caches, old, new))
+            or (scheduling is not None and is_scheduled_now(old, new))
+        ),
     )
+    if scheduling is not None:
+        wire_host_scheduling(syncer, scheduling)
     down.watch(
         caches.virtual_nodes, lambda node: (pod.key for pod in caches.pods_on(name_of(node))), when=lifecycle_changed
     )
@@ -126,7 +175,24 @@ def wire_pods(syncer: Syncer, leases: LeaseCache) -> Callable[[], None]:
     caches.mount_namespaces.on_change(
         lambda old, new: every_pod() if enforced_level(old) != enforced_level(new) else None
     )
-    return every_pod
+    return PodWiring(copy_reconciler, services, volumes, requeue_pod, every_pod)
+
+
+def wire_host_scheduling(syncer: Syncer, scheduling: HostScheduling) -> None:
+    """Requeue pods without a node when the nodes of the host cluster on which they may start have changed."""
+    caches, manager, name = syncer.caches, syncer.manager, syncer.identity.binding_name
+
+    async def requeue_unscheduled(_: str) -> None:
+        scheduling.requeue_unscheduled()
+
+    caches.physical_nodes.on_change(scheduling.on_physical_node_change)
+    caches.virtual_nodes.on_change(scheduling.on_virtual_node_change)
+    unscheduled = manager.controller("unscheduled-pods", requeue_unscheduled, workers=1)
+    unscheduled.watch(
+        caches.physical_nodes, lambda _: [name], when=is_relevant_change, after=UNSCHEDULED_INTERVAL_SECONDS
+    )
+    for informer in (caches.bindings, caches.operator_policies, caches.owner_policies, caches.mount_namespaces):
+        unscheduled.watch(informer, lambda _: [name], when=spec_changed, after=UNSCHEDULED_INTERVAL_SECONDS)
 
 
 def wire_copies(syncer: Syncer, requeue_pod: Callable[[str], None]) -> tuple[CopyReconciler, Controller]:
@@ -305,6 +371,13 @@ def is_expected_creation(caches: Caches, old: PhysicalPod | None, new: PhysicalP
     if old is not None or not isinstance(new, Twin) or "nodeName" not in new.object["spec"]:
         return False
     return all(is_mapped_to(caches.virtual_pods.store.get(key), new) for key in virtual_key(new.object))
+
+
+def is_scheduled_now(old: PhysicalPod | None, new: PhysicalPod | None) -> bool:
+    """Return whether a twin got a node."""
+    if not isinstance(old, Twin) or not isinstance(new, Twin):
+        return False
+    return "nodeName" in new.object["spec"] and "nodeName" not in old.object["spec"]
 
 
 def is_waiting(pod: VirtualPod) -> bool:

@@ -20,12 +20,10 @@ from tapestry.kube.quantity import ZERO, ResourceList
 from tapestry.kube.times import timestamp
 from tapestry.syncer.leasing import Lease, LeaseState
 from tapestry.syncer.policies import terms_annotation
+from tapestry.syncer.translate.nodes import HOSTNAME, visible_labels
 
-RESERVED_LABEL_PREFIXES = (keys.PREFIX, "node-role.kubernetes.io/", "node-restriction.kubernetes.io/")
-"""Prefixes of labels that only have a meaning in the physical cluster."""
 LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
 """Prefix of taints that each cluster's own controllers set."""
-HOSTNAME = "kubernetes.io/hostname"
 MAX_CONDITIONS = 32
 MAX_MESSAGE_BYTES = 4096
 """Limit of a condition's message, which is untrusted."""
@@ -85,10 +83,10 @@ def virtual_node(
 
 
 def node_labels(node: Object, binding: Binding, name: str) -> dict[str, str]:
-    copied = {key: value for key, value in labels_of(node).items() if not key.startswith(RESERVED_LABEL_PREFIXES)}
+    hostname = labels_of(node).get(HOSTNAME, name) if binding.spec.schedules_on_host else name
     return {
-        **copied,
-        HOSTNAME: name,
+        **visible_labels(node),
+        HOSTNAME: hostname,
         "node-role.kubernetes.io/tapestry": "",
         "node.kubernetes.io/exclude-from-external-load-balancers": "",
         keys.MANAGED_BY: keys.TAPESTRY,

@@ -1,33 +1,39 @@
 """Tenants in a process of planes: connections to host clusters, and a syncer beside the plane of each tenant."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, is_tenant
-from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, is_tenant
+from tapestry.apis.hostclusters import HOST_CLUSTER, HOST_CLUSTERS
 from tapestry.apis.planes import PLANES, plane_id
-from tapestry.apis.policies import POLICIES
+from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.informer_views import PartViews, WholeViews
 from tapestry.controlplane.in_process_transport import InProcessTransport
-from tapestry.kube.objects import name_of, uid_of
-from tapestry.planes.app import PlaneProcess
+from tapestry.kube.crds import crd
+from tapestry.kube.errors import AlreadyExists
+from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
+from tapestry.kube.resources import CRDS, NAMESPACES
+from tapestry.planes.app import PlaneProcess, client_of
 from tapestry.planes.management import process_identity
+from tapestry.planes.open_plane import SyncerRule
 from tapestry.syncer.cache_transforms import with_changed_at
 from tapestry.tenants import host_clusters, tenant_controller
-from tapestry.tenants.host_clusters import HostClusters
+from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
 from tapestry.tenants.host_connection import Connect
-from tapestry.tenants.tenant_controller import plane_of
+from tapestry.tenants.tenant_controller import oldest, plane_of
 from tapestry.tenants.tenant_preparation import Preparation
 from tapestry.tenants.tenant_runner import TenantRunner
 from tapestry.tenants.tenant_set import TenantSet
 from tapestry.tenants.tenant_syncer import ManagementCaches
+from tapestry.tenants.tenant_wiring import wire
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Tenants:
 @asynccontextmanager
 async def run_tenants(process: PlaneProcess, connect: Connect = HttpTransport) -> AsyncIterator[None]:
     """Run the syncers of tenants beside the planes of a process. An extension of `run_planes`."""
+    await prepare_management_api(client_of(process.management))
     manager, tenants = tenants_manager(process), TenantSet()
     async with asyncio.TaskGroup() as group:
         clusters = HostClusters(group, connect)
@@ -55,6 +62,15 @@ async def run_tenants(process: PlaneProcess, connect: Connect = HttpTransport) -
             manager.stop()
             await asyncio.wait([running])
             await clusters.close()
+
+
+async def prepare_management_api(client: Client) -> None:
+    """Create the kinds of tenants in the management API, and the namespace with the kubeconfigs of host clusters."""
+    for kind in (HOST_CLUSTER, CLUSTER_BINDING, POLICY):
+        definition = crd(kind)
+        await client.converge(CRDS, await client.find(CRDS, name_of(definition)), definition)
+    with suppress(AlreadyExists):
+        await client.create(NAMESPACES, object_named(HOSTS_NAMESPACE))
 
 
 def tenants_manager(process: PlaneProcess) -> Manager:
@@ -89,8 +105,21 @@ def install(manager: Manager, process: PlaneProcess, clusters: HostClusters, ten
         hosts=manager.informer(HOST_CLUSTERS),
         policies=WholeViews(manager.informer(POLICIES, transform=with_changed_at).with_managed_fields()),
     )
-    bindings.on_change(
-        lambda old, new: plane_set.restrict_to_syncer(plane_of(new)) if new is not None and is_tenant(new) else None
-    )
-    plane_set.run_with_planes(TenantRunner(tenants, management, wire, manager.now).run_beside)
+
+    def restrict_plane(old: Object | None, new: Object | None) -> None:
+        """Let only the syncer write the nodes of a plane while the plane has a binding."""
+        binding = new or old
+        if binding is None or not is_tenant(binding):
+            return
+        current = oldest(bindings.store.by("plane", plane_of(binding)))
+        rule = SyncerRule(schedules_pods=placement_of(current) == "host") if current is not None else None
+        plane_set.restrict_to_syncer(plane_of(binding), rule)
+
+    bindings.on_change(restrict_plane)
+    plane_set.run_with_planes(TenantRunner(tenants, management, partial(wire, tenants), manager.now).run_beside)
     plane_set.on_change(lambda entry: recheck(entry.id))
+
+
+def placement_of(binding: Object) -> str:
+    placement: str = value_at(binding, "spec", "placement", default="host")
+    return placement

@@ -120,7 +120,8 @@ class TenantReconciler:
                 plane_id=plane_of(obj),
                 binding_name=name_of(obj),
                 binding_uid=uid_of(obj),
-                schedules_on_host=binding.spec.placement == "host",
+                schedules_on_host=binding.spec.schedules_on_host,
+                sync=binding.spec.sync,
                 host_name=host.connection.name,
                 host=host.connection,
                 host_identity=host.identity,
@@ -227,14 +228,14 @@ def listed(names: Sequence[str], limit: int = 5) -> str:
 def older_rival(obj: Object, others: Iterable[Object]) -> str | None:
     """Return the name of a binding of the same plane that was created before; None if there is none."""
 
-    def age(each: Object) -> tuple[str, str]:
-        return each["metadata"].get("creationTimestamp", ""), uid_of(each)
+    rivals = [each for each in others if is_tenant(each) and plane_of(each) == plane_of(obj)]
+    first = oldest(rivals)
+    return name_of(first) if first is not None and uid_of(first) != uid_of(obj) else None
 
-    rivals = [
-        each for each in others if is_tenant(each) and plane_of(each) == plane_of(obj) and uid_of(each) != uid_of(obj)
-    ]
-    oldest = min((each for each in rivals if age(each) < age(obj)), key=age, default=None)
-    return name_of(oldest) if oldest is not None else None
+
+def oldest(bindings: Iterable[Object]) -> Object | None:
+    """Return the binding that was created first, which is the only one of its plane that has an effect."""
+    return min(bindings, key=lambda each: (each["metadata"].get("creationTimestamp", ""), uid_of(each)), default=None)
 
 
 def install(

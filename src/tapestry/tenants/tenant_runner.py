@@ -23,8 +23,8 @@ log = logger(__name__)
 MIN_BACKOFF, MAX_BACKOFF = 1.0, 60.0
 """Seconds before a syncer that failed starts again."""
 
-Wire = Callable[[TenantSyncer, OpenPlane], None]
-"""Register the controllers of a syncer with its manager."""
+Wire = Callable[[TenantSyncer, OpenPlane, TenantSlot], None]
+"""Register the controllers of a syncer with its manager, and its report with the slot of the tenant."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TenantRunner:
         manager = running.syncer.manager
         try:
             await running.syncer.transports[1].switch_to(tenant.access)
-            manager.register("syncer", lambda _: self.wire(running, plane))
+            manager.register("syncer", lambda _: self.wire(running, plane, slot))
             log.info("syncer of a tenant started", plane=entry.id, binding=tenant.binding_name, host=tenant.host_name)
             await run_until(manager, slot.changed)
         finally:

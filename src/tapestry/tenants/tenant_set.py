@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tapestry.apis.clusterbindings import TenantSync
 from tapestry.client.access import Access
 from tapestry.kube.objects import Object
 from tapestry.tenants.host_connection import HostConnection
@@ -22,6 +23,7 @@ class Tenant:
     binding_name: str
     binding_uid: str
     schedules_on_host: bool
+    sync: TenantSync
     host_name: str
     host: HostConnection = field(compare=False)
     host_identity: str

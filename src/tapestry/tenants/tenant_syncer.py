@@ -51,6 +51,7 @@ class ManagementCaches:
 class TenantSyncer:
     """A syncer with its parts that end with it."""
 
+    tenant: Tenant
     syncer: Syncer
     binding: TenantBinding
     bindings: ObjectCache
@@ -132,7 +133,7 @@ def build_tenant_syncer(
         shortages=Shortages(now),
         owned_cache=owned_cache,
     )
-    return TenantSyncer(syncer, binding, bindings, views)
+    return TenantSyncer(tenant, syncer, binding, bindings, views)
 
 
 async def close_tenant_syncer(running: TenantSyncer, management: ManagementCaches) -> None:

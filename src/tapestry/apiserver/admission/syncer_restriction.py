@@ -45,16 +45,22 @@ class SyncerRestriction:
     """Steps that reject writes of others than the syncer. They reject nothing until the restriction is enabled."""
 
     def __init__(self) -> None:
-        self._is_enabled = False
+        self._is_enabled = self._schedules_pods = False
         self._pod_conditions: frozenset[str] = frozenset()
 
     @property
     def is_enabled(self) -> bool:
         return self._is_enabled
 
-    def enable(self, pod_conditions: Iterable[str]) -> None:
+    @property
+    def schedules_pods(self) -> bool:
+        """True if the syncer chooses the nodes of pods, in place of a scheduler."""
+        return self._is_enabled and self._schedules_pods
+
+    def enable(self, pod_conditions: Iterable[str], *, schedules_pods: bool = False) -> None:
         """Reject writes from now on. `pod_conditions` are the types of the conditions that only the syncer changes."""
         self._is_enabled, self._pod_conditions = True, frozenset(pod_conditions)
+        self._schedules_pods = schedules_pods
 
     def disable(self) -> None:
         self._is_enabled = False

@@ -98,6 +98,8 @@ class Scheduler:
     pods: Informer
     budgets: Informer
     storage: StorageLister
+    is_enabled: Callable[[], bool] = lambda: True
+    """False while a syncer chooses the nodes of pods."""
     enqueue_key_after: Callable[[str, float], None] = lambda _key, _seconds: None
     """Trigger a call of `reconcile` after some seconds. Of several calls, the earliest time counts."""
     cache: SchedulerCache = field(default_factory=SchedulerCache)
@@ -225,7 +227,7 @@ class Scheduler:
 
     def pending_pod(self, key: str) -> Object | None:
         pod = self.pods.store.get(key)
-        if pod is None or pod["spec"].get("nodeName") or is_deleting(pod):
+        if pod is None or pod["spec"].get("nodeName") or is_deleting(pod) or not self.is_enabled():
             return None
         return pod if key in self.assumed or self.cache.node_name_of(key) is None else None
 
@@ -456,7 +458,7 @@ def attached_node(attachment: Object) -> Iterable[str]:
     return (attachment["spec"]["nodeName"],)
 
 
-def install(manager: Manager) -> None:
+def install(manager: Manager, is_enabled: Callable[[], bool] = lambda: True) -> None:
     """Add the scheduler to `manager`."""
     cache, pods, nodes = SchedulerCache(), manager.informer(PODS), manager.informer(NODES)
     claims, storage_classes = manager.informer(PERSISTENT_VOLUME_CLAIMS), manager.informer(STORAGE_CLASSES)
@@ -475,7 +477,9 @@ def install(manager: Manager) -> None:
     events = Recorder(manager.client, DEFAULT_SCHEDULER, manager.identity, manager.now)
     manager.run_while_leading("scheduler events", events.run)
     budgets = manager.informer(DISRUPTION_BUDGETS)
-    scheduler = Scheduler(manager.client, events, manager.now, pods, budgets, storage, cache=cache)
+    scheduler = Scheduler(
+        manager.client, events, manager.now, pods, budgets, storage, is_enabled=is_enabled, cache=cache
+    )
     controller = manager.controller("scheduler", scheduler.reconcile, workers=WORKERS)
     scheduler.enqueue_key_after = controller.queue.add_after
     pods.on_change(scheduler.pod_changed)

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import fallback_virtual_node_name, virtual_node_name
-from tapestry.controller import Result
+from tapestry.controller import Result, Terminal
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, value_at
 from tapestry.kube.pod_requests import occupies_node
@@ -32,6 +32,9 @@ from tapestry.syncer.leasing import Lease, LeaseState, ReclaimTerms, soonest
 from tapestry.syncer.partition import Partition
 from tapestry.syncer.reclaim import reclaim_all, reclaim_for, unbinding_terms, withdrawal_terms
 from tapestry.syncer.virtual_nodes import Endpoint, virtual_node, withdrawal_patch
+
+UNNEEDED_TIME = timedelta(minutes=1)
+"""Time after its last pod at which a virtual node that is only for pods is deleted."""
 
 
 @dataclass(slots=True)
@@ -62,6 +65,10 @@ class NodeReconciler:
     """Time before its end at which a lease warns."""
     lease_cache: LeaseCache
     reclaimer: Reclaimer
+    is_needed: Callable[[str], bool] = lambda _: True
+    """Return whether the virtual cluster gets a Node for an open node."""
+    unneeded_since: dict[str, datetime] = field(default_factory=dict)
+    """Time since which each virtual node is not needed any more."""
     warned: dict[str, datetime] = field(default_factory=dict)
     """End of the lease that each virtual node was last warned about."""
     stable_nodes: set[str] = field(default_factory=set)
@@ -83,10 +90,15 @@ class NodeReconciler:
         binding = self.current_binding.get()
         if binding is None or not self.caches.is_physical_synced:
             return None
+        if existing is None and not self.is_needed(name):
+            return None
         node = self.caches.physical_nodes.store.get(name)
         if node is None or is_deleting(node) or is_replaced_node(node, existing):
             return await self.only_virtual(name, existing, now) if existing else None
         lease = self.lease_cache.reclaiming_lease(node, existing, binding, now)
+        if existing is not None and lease.state is not LeaseState.WITHDRAWN and not self.is_needed(name):
+            return await self.remove_unneeded(existing, now)
+        self.unneeded_since.pop(name, None)
         if lease.state is not LeaseState.WITHDRAWN:
             return await self.sync_node(node, lease, binding, existing, now)
         if existing is None:
@@ -111,6 +123,8 @@ class NodeReconciler:
         return Result(requeue_at=soonest(lease.next_change, reclaim.requeue_at, warning, expiry))
 
     def name_for(self, node: Object, binding: Binding, existing: Object | None) -> str:
+        if binding.spec.schedules_on_host:
+            return name_of(node)
         return name_of(existing) if existing else virtual_node_name(binding.spec.cluster_id, name_of(node))
 
     async def apply_virtual_node(
@@ -126,6 +140,9 @@ class NodeReconciler:
             other = await self.clients.virtual.get(NODES, name_of(desired))
             if labels_of(other).get(keys.CLUSTER_BINDING_UID) == binding.uid:
                 raise  # ours; the cache lags behind
+            if binding.spec.schedules_on_host:
+                message = f"Node {name_of(desired)} of the plane belongs to somebody else; delete it"
+                raise Terminal("NameTaken", message) from None
             fallback = fallback_virtual_node_name(binding.spec.cluster_id, name_of(node), binding.uid)
             return await self.clients.virtual.converge(NODES, None, with_node_name(desired, fallback))
 
@@ -163,6 +180,14 @@ class NodeReconciler:
             await delete_twins(self.reclaimer.lingering_twins(name, reclaim), self.clients.physical)
         requeue_at = soonest(reclaim.requeue_at, terms.deadline if terms.deadline and terms.deadline > now else None)
         return Result(requeue_at=requeue_at) if requeue_at else None
+
+    async def remove_unneeded(self, existing: Object, now: datetime) -> Result | None:
+        """Delete a virtual node that has had no pod for some time."""
+        due = self.unneeded_since.setdefault(name_of(existing), now) + UNNEEDED_TIME
+        if now < due:
+            return Result(requeue_at=due)
+        await self.remove(existing)
+        return None
 
     async def remove(self, existing: Object) -> None:
         """Delete the virtual node unless a live list shows active pods: the cache may lack a pod that was just bound.

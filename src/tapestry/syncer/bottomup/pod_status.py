@@ -81,8 +81,8 @@ class PodStatusReconciler:
         pod, twin = self.caches.virtual_pods.store.get(key), self.caches.twin_of(key)
         if pod is None or twin is None or virtual_uid(twin.object) != pod.uid:
             return None
-        if mapped_uid(pod.object) not in (None, twin.uid):
-            return None  # its twin is lost
+        if not pod.node or mapped_uid(pod.object) not in (None, twin.uid):
+            return None  # it is bound first, or its twin is lost
         if is_suspended(pod.object) and not self.counts_for_suspended_pod(twin):
             return None
         if self.caches.pod_on_our_nodes(key) is None:

@@ -31,6 +31,7 @@ from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.lease_cache import Shortages
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter, condition_since
 from tapestry.syncer.translate.pod_status import GATED, GATED_BELOW, GATED_MESSAGE
+from tapestry.syncer.translate.pods import Placement
 from tapestry.syncer.views import Twin, VirtualPod
 
 RETRYABLE_ERRORS = (Unauthorized, Conflict, TooManyRequests, ServerError)
@@ -56,7 +57,7 @@ class AdmissionTimeout:
     over_quota: dict[str, None] = field(default_factory=dict)
     """Keys of the pods over quota, longest wait first."""
 
-    async def handle_rejection(self, pod: VirtualPod, node: str, error: ApiError) -> Result | None:
+    async def handle_rejection(self, pod: VirtualPod, node: Placement, error: ApiError) -> Result | None:
         """Handle the rejection of the twin by the physical API server."""
         if is_over_quota(error):
             return await self.wait_for_quota(pod, error)
@@ -125,9 +126,9 @@ class AdmissionTimeout:
             await self.fail_pod(pod, node, "UnschedulableBelow", condition.get("message") or "it was not scheduled")
         return None
 
-    async def fail_pod(self, pod: VirtualPod, node: str, reason: str, message: str) -> None:
+    async def fail_pod(self, pod: VirtualPod, node: Placement, reason: str, message: str) -> None:
         """Fail the pod, and record a shortage of the node if the message reports one."""
-        if reports_insufficient_resources(message):
+        if isinstance(node, str) and reports_insufficient_resources(message):
             self.shortages.record(node, pod)
         await self.status_writer.fail_pod(pod, reason, message)
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from tapestry.apis import keys
-from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
+from tapestry.kube.objects import Object, is_deleting, value_at
 from tapestry.kube.pod_requests import effective_requests
 from tapestry.kube.pods import is_pod_terminal, taint_named
 from tapestry.kube.quantity import ResourceList
@@ -23,6 +22,7 @@ from tapestry.syncer.caches import Caches
 from tapestry.syncer.identity import Identity
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.ledger import RESERVATION_TTL, Ledger
+from tapestry.syncer.translate.metadata import virtual_node_name_of
 from tapestry.syncer.translate.pod_status import sanitized_pod_conditions
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
@@ -159,7 +159,7 @@ class Admitter:
         if not self.waiting or not isinstance(old, Twin) or not old.requests:
             return
         if not isinstance(new, Twin) or new.requests != old.requests:
-            self.requeue_waiting(annotations_of(old.object).get(keys.VIRTUAL_NODE_NAME, ""))
+            self.requeue_waiting(virtual_node_name_of(old.object))
 
     def on_virtual_node_change(self, old: Object | None, new: Object | None) -> None:
         """Handle a change of a virtual node, which shows a change of its lease."""

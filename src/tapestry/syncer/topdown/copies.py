@@ -67,7 +67,6 @@ BACKOFF_RESET = timedelta(minutes=15)
 """Time without foreign changes after which the delay starts over."""
 CACHE_LAG = timedelta(seconds=5)
 """Time during which a copy that we created counts although the cache does not show it."""
-ACTIVE_PODS_SELECTOR = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
 class SourceMissing(DependencyNotReady):
@@ -235,14 +234,15 @@ class CopyReconciler:
 
     def may_run(self, pod: Object, binding: Binding) -> bool:
         """Return whether a pod is on our nodes and has or may get a twin."""
-        if pod["spec"]["nodeName"] not in self.caches.virtual_nodes.store:
+        if not self.caches.is_our_pod(pod):
             return False
         is_rejected = is_condition_false(pod, keys.ACCEPTED_CONDITION)
         return mapped_uid(pod) is not None or not (is_rejected or is_excluded(pod, binding))
 
     async def live_references(self, namespace: str, binding: Binding) -> set[str]:
         """Return what pods of a namespace refer to, according to a live list."""
-        pages = self.clients.virtual.pages(PODS, namespace, fields=ACTIVE_PODS_SELECTOR, without_managed_fields=True)
+        fields = self.identity.active_pods
+        pages = self.clients.virtual.pages(PODS, namespace, fields=fields, without_managed_fields=True)
         return {
             key
             async for page in pages

@@ -45,7 +45,8 @@ class LostTwins:
     def on_twin_gone(self, twin: Twin) -> None:
         """Handle the disappearance of a twin; it is lost if its pod exists and has not ended."""
         for pod in map(self.virtual_pods.store.get, virtual_key(twin.object)):
-            if pod is not None and pod.uid == virtual_uid(twin.object) and not is_pod_terminal(pod.object):
+            # A pod without a node is not mapped yet: its twin is replaced.
+            if pod is not None and pod.node and pod.uid == virtual_uid(twin.object) and not is_pod_terminal(pod.object):
                 self.missing_twins[pod.uid] = twin
 
     def on_pod_deleted(self, pod: PhysicalPod) -> None:

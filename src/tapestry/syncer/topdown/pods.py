@@ -46,6 +46,7 @@ from tapestry.syncer.predicates import twin_ended
 from tapestry.syncer.topdown.admission_timeout import QUOTA_EXCEEDED, AdmissionTimeout
 from tapestry.syncer.topdown.admitter import Admitter, with_resources_of
 from tapestry.syncer.topdown.dependencies import Dependency, DependencyNotReady, NotGranted
+from tapestry.syncer.topdown.host_scheduling import HostScheduling
 from tapestry.syncer.topdown.lost_twins import LostTwins
 from tapestry.syncer.topdown.orphans import OrphanTracker
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter, condition_since, rejection_errors
@@ -53,9 +54,10 @@ from tapestry.syncer.topdown.priority_class import PriorityClassGuard
 from tapestry.syncer.topdown.volumes import REFUSED_BY_OWNER
 from tapestry.syncer.translate import pod_status, pods
 from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
+from tapestry.syncer.translate.host_placement import HostPlacement
 from tapestry.syncer.translate.metadata import is_applied, virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid
-from tapestry.syncer.translate.pods import HostAlias
+from tapestry.syncer.translate.pods import HostAlias, Placement
 from tapestry.syncer.translate.tolerations import untolerated_taints
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
@@ -89,6 +91,8 @@ class PodReconciler:
     """Return the host aliases for pods of a namespace."""
     grant_waits: GrantWaits
     """UIDs of the pods that wait for a right."""
+    host_scheduling: HostScheduling | None = None
+    """Placement of pods without a node; None if the virtual cluster has a scheduler."""
     orphans: OrphanTracker = field(default_factory=OrphanTracker)
 
     def on_virtual_pod_change(self, old: VirtualPod | None, new: VirtualPod | None) -> None:
@@ -102,6 +106,8 @@ class PodReconciler:
             self.admission_timeout.forget(pod)
             self.priority_class_guard.waiting.discard(pod.key)
             self.grant_waits.clear(pod.uid)
+            if self.host_scheduling is not None:
+                self.host_scheduling.forget(pod)
         if new is None and (twin := self.caches.twin_of_pod(pod.object)) is not None:
             self.orphans.mark_pod_deleted(uid_of(twin))
 
@@ -128,8 +134,8 @@ class PodReconciler:
 
     async def only_virtual(self, pod: VirtualPod, binding: Binding) -> Result | None:
         node = self.physical_node(pod)
-        if node is None:  # the node is deleted or another binding's; other controllers handle the pod
-            return None
+        if node is None and not self.is_placed_by_host(pod):
+            return None  # the node is deleted or another binding's; other controllers handle the pod
         if is_deleting(pod.object):
             return await self.finish_deletion(pod, binding)
         if is_pod_terminal(pod.object):
@@ -145,9 +151,19 @@ class PodReconciler:
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if (wait := await self.priority_class_guard.wait_if_missing(pod, binding)) is not None:
             return wait
+        if node is None:
+            assert self.host_scheduling is not None  # see above
+            placement = self.host_scheduling.placement(pod, binding)
+            if isinstance(placement, Wait):
+                return await self.handle_rejection(pod, placement)
+            return await self.create_twin(pod, binding, placement)
         if (decision := self.admitter.admit(pod, self.identity.twin_key(pod.key), node)) is not None:
             return await self.handle_rejection(pod, decision)
         return await self.create_twin(pod, binding, node)
+
+    def is_placed_by_host(self, pod: VirtualPod) -> bool:
+        """Return whether the scheduler of the host cluster chooses the node of the pod."""
+        return self.host_scheduling is not None and not pod.node
 
     async def handle_rejection(self, pod: VirtualPod, decision: Wait | Reject) -> Result | None:
         """Handle the decision that the lease of its node does not admit the pod."""
@@ -174,7 +190,7 @@ class PodReconciler:
             return False
         return not (is_deleting(live) or is_pod_terminal(live) or mapped_uid(live))
 
-    async def create_twin(self, pod: VirtualPod, binding: Binding, node: str) -> Result | None:
+    async def create_twin(self, pod: VirtualPod, binding: Binding, node: Placement) -> Result | None:
         """Ensure the dependencies of an admitted pod and create its twin. Releases the reservation on failure."""
         key, ledger, taints = self.identity.twin_key(pod.key), self.ledger, self.taints_of(node)
         aliases = self.host_aliases(namespace_of(pod.object) or "")
@@ -182,11 +198,11 @@ class PodReconciler:
         try:
             if condition_since(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED) is None:  # else the twin clears it
                 await self.status_writer.clear_rejection(pod)
-            if binding.spec.direct_scheduling:
+            if binding.spec.direct_scheduling and isinstance(node, str):
                 check_taints(node, taints, desired["spec"]["tolerations"])
             for dependency in self.dependencies:
                 await dependency.ensure(pod, binding)
-            if self.admitter.closure(node) is not None:  # closed meanwhile
+            if not self.is_still_open(pod, binding, node):
                 ledger.release(key)
                 return Result(requeue_after=0)
         except DependencyNotReady as wait:
@@ -208,7 +224,13 @@ class PodReconciler:
         self.grant_waits.clear(pod.uid)
         return await self.submit(pod, binding, node, desired)
 
-    async def submit(self, pod: VirtualPod, binding: Binding, node: str, wanted: Object) -> Result | None:
+    def is_still_open(self, pod: VirtualPod, binding: Binding, node: Placement) -> bool:
+        """Return whether the node of an admitted pod has not closed meanwhile, or none of several nodes."""
+        if isinstance(node, str):
+            return self.admitter.closure(node) is None
+        return self.host_scheduling is not None and self.host_scheduling.is_current(pod, node, binding)
+
+    async def submit(self, pod: VirtualPod, binding: Binding, node: Placement, wanted: Object) -> Result | None:
         """Create the twin. The reservation is released at once only if the twin certainly does not exist."""
         key, ledger = self.identity.twin_key(pod.key), self.ledger
         try:
@@ -232,7 +254,9 @@ class PodReconciler:
             self.clients.events.normal(pod.object, "MetadataNotCopied", uncopied_message(uncopied))
         return None  # the watch will requeue the pod
 
-    def taints_of(self, node: str) -> list[Object]:
+    def taints_of(self, node: Placement) -> Sequence[Object]:
+        if isinstance(node, HostPlacement):
+            return node.taints
         taints: list[Object] = value_at(self.caches.physical_nodes.store.get(node), "spec", "taints", default=[])
         return taints
 
@@ -275,6 +299,8 @@ class PodReconciler:
             await self.stop_twin(twin)
         elif mapped_uid(pod.object) not in (None, twin.uid):
             return await self.lost_twins.resolve_loss(pod, binding)
+        elif self.host_scheduling is not None and not pod.node:
+            return await self.host_scheduling.follow(pod, twin, binding) if not is_deleting(twin.object) else None
         elif not is_deleting(twin.object) and (node := self.physical_node(pod)) is not None:
             self.admission_timeout.clear_quota_wait(pod)
             requeue_at = await self.update_twin(pod, twin, binding, node)

@@ -109,8 +109,10 @@ class TokenReconciler:
 
     def is_accepted(self, pod: Object) -> bool:
         """Return whether the pod is on our nodes and has a twin or waits for its dependencies."""
-        is_ours = pod["spec"]["nodeName"] in self.caches.virtual_nodes.store
-        return is_ours and find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION) is not None
+        return (
+            self.caches.is_our_pod(pod)
+            and find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION) is not None
+        )
 
     # -- issuing
 

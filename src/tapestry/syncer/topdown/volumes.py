@@ -51,7 +51,6 @@ from tapestry.syncer.translate.volumes import (
 )
 from tapestry.syncer.views import VirtualPod
 
-ACTIVE_PODS_SELECTOR = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 REFUSED_BY_OWNER = "VolumeRefusedBelow"
 CLUSTER_SCOPE = ""
 """The namespace of cluster-scoped objects in `NamespaceInformers`."""
@@ -192,7 +191,7 @@ class VolumeReconciler:
     def users(self, key: str) -> Iterator[VirtualPod]:
         """Yield our active pods that mount the claim."""
         pods = self.caches.virtual_pods.store.iter_by("refers", f"{ReferenceKind.CLAIM}/{key}")
-        return filter(self.caches.is_ours, pods)
+        return (pod for pod in pods if self.caches.is_our_pod(pod.object))
 
     def requeue_users(self, claims: Iterable[str]) -> None:
         """Requeue the pods that may wait for these claims."""
@@ -362,11 +361,9 @@ class VolumeReconciler:
 
     async def is_mounted(self, key: str) -> bool:
         """Return whether a pod mounts the claim, according to a live list."""
-        pages = self.clients.virtual.pages(
-            PODS, key.split("/")[0], fields=ACTIVE_PODS_SELECTOR, without_managed_fields=True
-        )
-        nodes = self.caches.virtual_nodes.store
-        on_our_nodes = (pod async for page in pages for pod in page.items if pod["spec"]["nodeName"] in nodes)
+        fields = self.identity.active_pods
+        pages = self.clients.virtual.pages(PODS, key.split("/")[0], fields=fields, without_managed_fields=True)
+        on_our_nodes = (pod async for page in pages for pod in page.items if self.caches.is_our_pod(pod))
         return key in {each async for pod in on_our_nodes for each in claim_keys(pod)}
 
     async def delete(self, resource: Resource, obj: Object) -> None:

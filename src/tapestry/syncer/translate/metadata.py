@@ -119,6 +119,12 @@ def source_key(copy: Object) -> list[str]:
     return [f"{namespace}/{name}"] if namespace and name and "/" not in namespace + name else []
 
 
+def virtual_node_name_of(twin: Object) -> str:
+    """Return the name of the virtual node of a twin; empty if the host cluster has not chosen a node yet."""
+    name: str = annotations_of(twin).get(keys.VIRTUAL_NODE_NAME) or twin["spec"].get("nodeName", "")
+    return name
+
+
 def virtual_uid(twin: Object) -> str:
     """Return the UID of the virtual pod that a twin was created for."""
     return annotations_of(twin).get(keys.VIRTUAL_POD_UID, "")

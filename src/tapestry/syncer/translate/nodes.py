@@ -10,7 +10,7 @@ from typing import Any
 
 from tapestry.apis import keys
 from tapestry.kube.names import dns_subdomain_error, label_key_error, label_value_error
-from tapestry.kube.objects import Object, name_of
+from tapestry.kube.objects import Object, labels_of, name_of
 from tapestry.syncer.translate.sanitize import (
     as_list,
     as_object,
@@ -22,6 +22,9 @@ from tapestry.syncer.translate.sanitize import (
     time_fields,
 )
 
+HOSTNAME = "kubernetes.io/hostname"
+RESERVED_LABEL_PREFIXES = (keys.PREFIX, "node-role.kubernetes.io/", "node-restriction.kubernetes.io/")
+"""Prefixes of labels that only have a meaning in the physical cluster."""
 MAX_LABELS = 512
 MAX_TAINTS = 64
 MAX_CONDITIONS = 32
@@ -165,3 +168,8 @@ def sanitized_drivers(drivers: object) -> list[Object]:
             **({"allocatable": {"count": count}} if is_int32(count) and count >= 0 else {}),
         }
     return list(known.values())
+
+
+def visible_labels(node: Object) -> dict[str, str]:
+    """Return the labels of a physical node that its virtual node has, too."""
+    return {key: value for key, value in labels_of(node).items() if not key.startswith(RESERVED_LABEL_PREFIXES)}

@@ -16,8 +16,9 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name, tokens_secret_name
 from tapestry.kube.names import LABEL_LIMIT
-from tapestry.kube.objects import Object, name_of, namespace_of, uid_of
+from tapestry.kube.objects import Object, annotations_of, name_of, namespace_of, uid_of
 from tapestry.syncer.translate.allowed_metadata import copied_annotations, literal_values, self_reference_errors
+from tapestry.syncer.translate.host_placement import HostPlacement, placement_errors, placement_fields
 from tapestry.syncer.translate.metadata import (
     full_annotations,
     is_applied,
@@ -27,7 +28,13 @@ from tapestry.syncer.translate.metadata import (
     with_applied_metadata,
     workload_metadata,
 )
-from tapestry.syncer.translate.references import Rename, renamed_container, renamed_volume, unknown_sources
+from tapestry.syncer.translate.references import (
+    VIRTUAL_FIELDS,
+    Rename,
+    renamed_container,
+    renamed_volume,
+    unknown_sources,
+)
 from tapestry.syncer.translate.tolerations import narrowed_tolerations
 
 COPIED_FIELDS = frozenset(
@@ -44,6 +51,10 @@ COUNTED = ("cpu", "memory")
 CLUSTER_DOMAIN = "cluster.local"
 ENDPOINT = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::([0-9]*))?")
 """`host:port`, where an IPv6 address is in brackets and the port is optional."""
+HOST_SCHEDULED_FIELDS = {field: path for field, path in VIRTUAL_FIELDS.items() if field != "spec.nodeName"}
+"""Downward API fields that differ on a twin whose node has the same name in both clusters."""
+Placement = str | HostPlacement
+"""The physical node of a twin, or the nodes from which the scheduler of the host cluster chooses one."""
 MAX_NAMESERVERS = 3
 MAX_SEARCHES = 32
 MAX_SEARCHES_LENGTH = 2048
@@ -63,6 +74,7 @@ def untranslatable_fields(pod: Object, binding: Binding) -> list[str]:
     spec = pod["spec"]
     errors = ["spec.resourceClaims: device claims are not synced"] if spec.get("resourceClaims") else []
     errors += [f"{path}: it may name an object that is not synced; remove it" for path in unknown_sources(spec)]
+    errors += placement_errors(pod) if binding.spec.schedules_on_host else []
     return errors + self_reference_errors(pod, binding)
 
 
@@ -71,18 +83,25 @@ def twin_name(pod: Object, binding: Binding) -> str:
 
 
 def new_twin(
-    pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] = (), taints: Iterable[Object] = ()
+    pod: Object, binding: Binding, node: Placement, aliases: Sequence[HostAlias] = (), taints: Iterable[Object] = ()
 ) -> Object:
     """Return the twin to create: `desired_twin` and what is decided only once.
 
     These are its tolerations, for the `taints` of the physical node, and zero requests if the pod has none.
     """
     desired = desired_twin(pod, binding, node, aliases)
+    if isinstance(node, HostPlacement):
+        desired = with_annotation(desired, keys.PLACEMENT, node.digest)
     spec = {**desired["spec"], "tolerations": narrowed_tolerations(pod["spec"].get("tolerations") or (), taints)}
     for field in ("initContainers", "containers"):
         if spec.get(field):
             spec[field] = [with_zero_requests(each, pod["spec"].get("resources") or {}) for each in spec[field]]
     return {**desired, "spec": spec}
+
+
+def with_annotation(obj: Object, key: str, value: str) -> Object:
+    annotations = {**annotations_of(obj), key: value}
+    return {**obj, "metadata": {**obj["metadata"], "annotations": annotations}}
 
 
 def with_zero_requests(container: Object, pod_resources: Object) -> Object:
@@ -101,7 +120,7 @@ def with_zero_requests(container: Object, pod_resources: Object) -> Object:
     return {**container, "resources": {**resources, "requests": {**(resources.get("requests") or {}), **missing}}}
 
 
-def desired_twin(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] = ()) -> Object:
+def desired_twin(pod: Object, binding: Binding, node: Placement, aliases: Sequence[HostAlias] = ()) -> Object:
     """Return the desired twin of `pod` on the physical `node`, as far as it follows changes of the pod."""
     spec = twin_spec(pod, binding, node, aliases)
     twin: Object = {
@@ -125,11 +144,12 @@ def twin_annotations(pod: Object, binding: Binding) -> dict[str, str]:
         keys.VIRTUAL_POD_NAMESPACE: namespace_of(pod) or "",
         keys.VIRTUAL_POD_NAME: name_of(pod),
         keys.VIRTUAL_POD_UID: uid_of(pod),
-        keys.VIRTUAL_NODE_NAME: pod["spec"]["nodeName"],
+        # The host cluster gives virtual nodes the names of its nodes, and a pod its node after its twin.
+        **({} if binding.spec.schedules_on_host else {keys.VIRTUAL_NODE_NAME: pod["spec"]["nodeName"]}),
     }
 
 
-def twin_spec(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias]) -> Object:
+def twin_spec(pod: Object, binding: Binding, node: Placement, aliases: Sequence[HostAlias]) -> Object:
     spec = pod["spec"]
     rename, literals = rename_for(pod, binding), literals_of(pod, binding)
     result = {key: value for key, value in spec.items() if key in COPIED_FIELDS}
@@ -149,7 +169,8 @@ def twin_spec(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAl
         "hostname": spec.get("hostname") or hostname_of(name_of(pod)),
         "priorityClassName": binding.spec.pod_priority_class_name or keys.PRIORITY_CLASS,
     }
-    return {**result, **placement(binding, node), **name_resolution(pod, binding, aliases)}
+    where = placement_fields(pod, binding, node) if isinstance(node, HostPlacement) else placement(binding, node)
+    return {**result, **where, **name_resolution(pod, binding, aliases)}
 
 
 def rename_for(pod: Object, binding: Binding) -> Rename:
@@ -166,7 +187,8 @@ def literals_of(pod: Object, binding: Binding) -> dict[str, str]:
 
 
 def twin_container(container: Object, binding: Binding, rename: Rename, literals: Object) -> Object:
-    renamed = renamed_container(container, rename, literals)
+    virtual_fields = HOST_SCHEDULED_FIELDS if binding.spec.schedules_on_host else VIRTUAL_FIELDS
+    renamed = renamed_container(container, rename, literals, virtual_fields)
     declared = {each["name"] for each in container.get("env") or ()}
     if added := [each for each in api_server_env(binding) if each["name"] not in declared]:
         renamed["env"] = [*added, *renamed.get("env", ())]

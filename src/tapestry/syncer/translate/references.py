@@ -4,7 +4,7 @@ The `renamed_*` functions rename exactly the references that `pod_references` li
 other field that may name an object.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object
@@ -104,7 +104,9 @@ def renamed_source(each: Object, rename: Rename, tokens_secret: str, key: str) -
     return each
 
 
-def renamed_container(container: Object, rename: Rename, literals: Object) -> Object:
+def renamed_container(
+    container: Object, rename: Rename, literals: Object, virtual_fields: Mapping[str, str] = VIRTUAL_FIELDS
+) -> Object:
     """Return the twin's container; `literals` are the downward API fields whose values are written out."""
     renamed = dict(container)
     if container.get("envFrom"):
@@ -112,7 +114,7 @@ def renamed_container(container: Object, rename: Rename, literals: Object) -> Ob
             {**each, **renamed_references(each, ENV_FROM_SOURCES, rename)} for each in container["envFrom"]
         ]
     if container.get("env"):
-        renamed["env"] = [renamed_variable(each, rename, literals) for each in container["env"]]
+        renamed["env"] = [renamed_variable(each, rename, literals, virtual_fields) for each in container["env"]]
     return renamed
 
 
@@ -129,7 +131,7 @@ def allowed_fields(source: Object) -> Object:
     return {field: source[field] for field in ALLOWED_FIELDS if field in source}
 
 
-def renamed_variable(variable: Object, rename: Rename, literals: Object) -> Object:
+def renamed_variable(variable: Object, rename: Rename, literals: Object, virtual_fields: Mapping[str, str]) -> Object:
     source = variable.get("valueFrom")
     if not source:
         return variable
@@ -138,7 +140,7 @@ def renamed_variable(variable: Object, rename: Rename, literals: Object) -> Obje
         return {"name": variable["name"], "value": literals[field_ref["fieldPath"]]}
     changed = renamed_references(source, ENV_SOURCES, rename)
     if field_ref:
-        changed["fieldRef"] = virtual_field(field_ref)
+        changed["fieldRef"] = virtual_field(field_ref, virtual_fields)
     return {**variable, "valueFrom": {**source, **changed}}
 
 
@@ -151,6 +153,6 @@ def with_virtual_fields(source: Object) -> Object:
     return {**source, "items": items}
 
 
-def virtual_field(field_ref: Object) -> Object:
-    path = VIRTUAL_FIELDS.get(field_ref.get("fieldPath", ""))
+def virtual_field(field_ref: Object, virtual_fields: Mapping[str, str] = VIRTUAL_FIELDS) -> Object:
+    path = virtual_fields.get(field_ref.get("fieldPath", ""))
     return {**field_ref, "fieldPath": path} if path else field_ref

@@ -1,0 +1,90 @@
+"""Wiring of the syncer of a tenant: its controllers, and the watch events that requeue their keys."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tapestry.apis.clusterbindings import Binding
+from tapestry.kube.objects import Object
+from tapestry.planes.open_plane import OpenPlane
+from tapestry.syncer.components import SUMMARY_SECONDS, Syncer
+from tapestry.syncer.node_wiring import NodeWiring, is_always_needed, wire_nodes
+from tapestry.syncer.open_nodes import OpenNodes
+from tapestry.syncer.partition import PartitionDetector
+from tapestry.syncer.pod_wiring import RequeuePod, wire_pods
+from tapestry.syncer.topdown.admitter import Admitter
+from tapestry.syncer.topdown.copies import CopyReconciler
+from tapestry.syncer.topdown.host_scheduling import HostScheduling, NeededNodes
+from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
+from tapestry.syncer.translate.pods import HostAlias
+from tapestry.syncer.views import VirtualPod
+from tapestry.tenants.tenant_report import tenant_report
+from tapestry.tenants.tenant_set import TenantSet, TenantSlot
+from tapestry.tenants.tenant_syncer import TenantSyncer
+
+
+@dataclass(frozen=True)
+class NoServices:
+    async def ensure(self, pod: VirtualPod, binding: Binding) -> None: ...
+
+    def aliases(self, _namespace: str) -> Sequence[HostAlias]:
+        return ()
+
+
+@dataclass(frozen=True)
+class NoVolumes:
+    async def ensure(self, pod: VirtualPod, binding: Binding) -> None: ...
+
+    def source_claim(self, _name: str, _uid: str) -> Object | None:
+        return None
+
+
+def no_volumes(_: Syncer, __: CopyReconciler, ___: PodStatusWriter, ____: RequeuePod) -> NoVolumes:
+    return NoVolumes()
+
+
+def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: TenantSlot) -> None:
+    """Connect the controllers of a tenant's syncer."""
+    syncer = running.syncer
+    manager, caches, identity = syncer.manager, syncer.caches, syncer.identity
+    needed = NeededNodes(caches)
+    is_pseudo = identity.schedules_on_host and not running.tenant.sync.nodes
+    nodes = wire_nodes(syncer, needed.is_needed if is_pseudo else is_always_needed)
+
+    def host_scheduling(writer: PodStatusWriter, admitter: Admitter, requeue_pod: RequeuePod) -> HostScheduling:
+        open_nodes = OpenNodes(caches, nodes.leases, manager.now)
+        clients = syncer.clients
+        return HostScheduling(
+            *(caches, clients, manager.now, open_nodes, writer, admitter.closure, requeue_pod, nodes.requeue_node),
+            needed_nodes=needed,
+        )
+
+    pods = wire_pods(
+        *(syncer, nodes.leases, lambda _syncer, _requeue: NoServices(), no_volumes),
+        host_scheduling if identity.schedules_on_host else None,
+    )
+
+    def requeue_everything() -> None:
+        nodes.requeue_every_node()
+        pods.requeue_every_pod()
+
+    detector = PartitionDetector(
+        *(identity, syncer.current_binding, caches, syncer.clients, syncer.partition, syncer.config.silence_seconds),
+        requeue_everything,
+        sends_probes=False,
+    )
+    manager.run_while_leading("partition", detector.run)
+    wire_report(tenants, syncer, nodes, plane, slot)
+
+
+def wire_report(tenants: TenantSet, syncer: Syncer, nodes: NodeWiring, plane: OpenPlane, slot: TenantSlot) -> None:
+    """Report the usage of the tenant, some time after it has changed."""
+    caches, name = syncer.caches, syncer.identity.binding_name
+    slot.report = lambda: tenant_report(syncer, nodes.leases, plane, ())
+
+    async def report(_: str) -> None:
+        tenants.reported(plane.id)
+
+    controller = syncer.manager.controller("report", report, workers=1)
+    controller.watch(caches.virtual_nodes, lambda _: [name], after=SUMMARY_SECONDS)
+    controller.watch(caches.virtual_pods, lambda _: [name], after=SUMMARY_SECONDS)
+    controller.watch(caches.physical_pods, lambda _: [name], after=SUMMARY_SECONDS)

@@ -1,0 +1,137 @@
+"""Host clusters with simulated kubelets, and processes of planes whose tenants run there."""
+
+import base64
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.planes import PLANES, plane_id
+from tapestry.apis.policies import POLICIES
+from tapestry.apis.priorities import PRIORITY_CLASSES
+from tapestry.apiserver.core.requests import MASTERS_GROUP, User
+from tapestry.cli.planes import mounted_routes
+from tapestry.client.client import Client
+from tapestry.client.watch import wait_for
+from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.objects import Object, object_named, value_at
+from tapestry.kube.resources import CLUSTER_ROLES, PODS, SECRETS
+from tapestry.local.cluster import ClusterPlan, run_kubelets
+from tapestry.local.control_planes import RunningCluster, tapestry_control_plane
+from tapestry.planes.app import PlaneProcess, client_of, run_planes
+from tapestry.planes.config import PlanesConfig
+from tapestry.planes.open_plane import OpenPlane
+from tapestry.tenants.app import run_tenants
+from tapestry.tenants.host_clusters import HOSTS_NAMESPACE
+from tapestry.tenants.host_objects import ACCOUNT
+
+TIMEOUT = 30.0
+TENANT_ADMIN = User("admin", (MASTERS_GROUP,))
+TENANT_ROLE_RULES = [
+    {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
+]
+
+
+@dataclass(frozen=True)
+class HostWorld:
+    """A host cluster and a process of planes."""
+
+    host: RunningCluster
+    process: PlaneProcess
+    management: Client
+
+    async def add_host(self, kubeconfig: Path, name: str = "east", policy: Object | None = None, **spec: Any) -> None:
+        """Add the host cluster with the credential of its administrator, and a policy for all of its nodes."""
+        data = {"kubeconfig": self_contained(kubeconfig)}
+        await self.management.create(SECRETS, {**object_named(name, HOSTS_NAMESPACE), "data": data})
+        reference = {"name": name, "namespace": HOSTS_NAMESPACE}
+        host = {**object_named(name), "spec": {"secretRef": reference, "allowLoopback": True, **spec}}
+        await self.management.create(HOST_CLUSTERS, host)
+        await self.management.create(POLICIES, {**object_named(name), "spec": {"cluster": name, **(policy or {})}})
+
+    async def add_tenant(self, plane: str, host: str = "east", **spec: Any) -> str:
+        """Create a plane with a tenant, wait until it runs, and return the id of the plane."""
+        created = await self.management.create(PLANES, {**object_named(plane), "spec": {"backend": "memory"}})
+        found = await wait_for(
+            self.management,
+            PLANES,
+            plane,
+            until=lambda each: value_at(each, "status", "id") is not None,
+            timeout=TIMEOUT,
+        )
+        assert created
+        assert found is not None
+        id = plane_id(found)
+        binding = {"clusterID": plane, "virtualCluster": id, "hostCluster": host, **spec}
+        await self.management.create(CLUSTER_BINDINGS, {**object_named(plane), "spec": binding})
+        await self.wait_for_binding(plane, lambda each: each is not None and is_condition_true(each, "Ready"))
+        return id
+
+    async def wait_for_binding(self, name: str, until: Callable[[Object | None], bool]) -> Object | None:
+        return await wait_for(self.management, CLUSTER_BINDINGS, name, until=until, timeout=TIMEOUT)
+
+    def plane(self, id: str) -> OpenPlane:
+        entry = self.process.plane_set.get(id)
+        assert entry is not None
+        assert entry.plane is not None
+        return entry.plane
+
+    def tenant_client(self, id: str, user: User = TENANT_ADMIN) -> Client:
+        """Return a client of a plane with the rights of its administrator."""
+        return Client(InProcessTransport(self.plane(id).opened.request_handler, user))
+
+
+@asynccontextmanager
+async def host_world(folder: Path, nodes: int = 2, **options: Any) -> AsyncIterator[HostWorld]:
+    """Run a host cluster with simulated nodes, added as `east`, and a process of planes."""
+    plan = ClusterPlan(folder / "host", nodes=nodes)
+    config = PlanesConfig(**{"data": str(folder / "planes"), "name": "here", "address": "127.0.0.1:0", **options})
+    async with (
+        tapestry_control_plane(plan.folder) as host,
+        run_kubelets(plan, host),
+        run_planes(config, mounted_routes, extension=run_tenants) as process,
+    ):
+        world = HostWorld(host, process, client_of(process.management))
+        await host.client.create(CLUSTER_ROLES, {**object_named(ACCOUNT), "rules": TENANT_ROLE_RULES})
+        priority = {**object_named(keys.PRIORITY_CLASS), "value": -10000, "preemptionPolicy": "Never"}
+        await host.client.create(PRIORITY_CLASSES, priority)
+        await world.add_host(plan.folder / "kubeconfig")
+        yield world
+
+
+async def run_pod(client: Client, name: str = "work", **spec: Any) -> Object:
+    """Create a pod and wait until it runs."""
+    await client.create(PODS, pod_named(name, **spec))
+    return await wait_for_pod(client, name, lambda each: value_at(each, "status", "phase") == "Running")
+
+
+def pod_named(name: str, namespace: str = "default", **spec: Any) -> Object:
+    container = {
+        "name": "c",
+        "image": "busybox:1",
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {**object_named(name, namespace), "spec": {"containers": [container], "securityContext": security, **spec}}
+
+
+async def wait_for_pod(client: Client, name: str, until: Callable[[Object | None], bool]) -> Object:
+    found = await wait_for(client, PODS, name, "default", until=until, timeout=TIMEOUT)
+    assert found is not None
+    return found
+
+
+def self_contained(kubeconfig: Path) -> str:
+    """Return a kubeconfig with its CA certificates, in base64."""
+    document = yaml.safe_load(kubeconfig.read_text())
+    cluster = document["clusters"][0]["cluster"]
+    certificates = Path(cluster.pop("certificate-authority")).read_bytes()
+    cluster["certificate-authority-data"] = base64.b64encode(certificates).decode()
+    return base64.b64encode(yaml.safe_dump(document).encode()).decode()
