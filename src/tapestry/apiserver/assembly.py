@@ -440,8 +440,8 @@ def build_server(
     certificate = partial(
         front_proxy_ca(Path(config.file_rootpath)).client_certificate, bootstrap.FRONT_PROXY_CLIENT, ()
     )
-    proxy = AggregationProxy(store, rng, certificate, config.request_timeout, egress.check_api_server)
-    aggregator = build_aggregator(store, registry, proxy, limiter)
+    proxy = AggregationProxy(store, rng, certificate, config.request_timeout, egress.check_api_server, host_access)
+    aggregator = build_aggregator(store, registry, proxy, limiter, host_access)
     document_cache = DocumentCache(registry, built_in_documents())
     documents = DocumentHandler(registry, document_cache, version_info(api.version), aggregator)
     return Server(

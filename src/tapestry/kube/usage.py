@@ -173,6 +173,29 @@ def memory_stats(usage: ContainerUsage, now: datetime) -> Object:
 # -- as objects of the metrics API
 
 METRICS_WINDOW = "10s"
+METRICS_VERBS = ["get", "list"]
+
+
+def metrics_resources() -> Object:
+    """Return the discovery document of the metrics API."""
+    kinds = (("nodes", NODE_METRICS), ("pods", POD_METRICS))
+    resources = [
+        {"name": name, "singularName": "", "namespaced": each.namespaced, "kind": each.kind, "verbs": METRICS_VERBS}
+        for name, each in kinds
+    ]
+    kind = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": NODE_METRICS.api_version}
+    return {**kind, "resources": resources}
+
+
+def metrics_list(kind: str, items: Sequence[Object]) -> Object:
+    return {"kind": f"{kind}List", "apiVersion": NODE_METRICS.api_version, "metadata": {}, "items": items}
+
+
+def metrics_reader_role() -> Object:
+    """Return the ClusterRole that adds the metrics API to the roles of users, as that of metrics-server."""
+    labels = {f"rbac.authorization.k8s.io/aggregate-to-{role}": "true" for role in ("view", "edit", "admin")}
+    rules = [{"apiGroups": [NODE_METRICS.group], "resources": ["nodes", "pods"], "verbs": METRICS_VERBS}]
+    return {"metadata": {"name": "system:aggregated-metrics-reader", "labels": labels}, "rules": rules}
 
 
 def node_metrics(node: Object, usages: Sequence[PodUsage], now: datetime) -> Object:

@@ -28,7 +28,14 @@ from tapestry.kube.selectors import (
     parse_field_selector,
     parse_label_selector,
 )
-from tapestry.kube.usage import PodUsage, node_metrics, pod_metrics
+from tapestry.kube.usage import (
+    PodUsage,
+    metrics_list,
+    metrics_reader_role,
+    metrics_resources,
+    node_metrics,
+    pod_metrics,
+)
 from tapestry.process.addresses import Address
 from tapestry.process.logs import logger
 from tapestry.process.probes import bound_socket, serve_app
@@ -36,15 +43,9 @@ from tapestry.process.probes import bound_socket, serve_app
 log = logger(__name__)
 
 GROUP, VERSION = "metrics.k8s.io", "v1beta1"
-API_VERSION, ROOT = f"{GROUP}/{VERSION}", f"/apis/{GROUP}/{VERSION}"
+ROOT = f"/apis/{GROUP}/{VERSION}"
 SERVICE, NAMESPACE = "tapestry-metrics", "kube-system"
 API_SERVICE = f"{VERSION}.{GROUP}"
-READER_ROLE = "system:aggregated-metrics-reader"
-VERBS = ["get", "list"]
-RESOURCES = [
-    {"name": "nodes", "singularName": "", "namespaced": False, "kind": NODE_METRICS.kind, "verbs": VERBS},
-    {"name": "pods", "singularName": "", "namespaced": True, "kind": POD_METRICS.kind, "verbs": VERBS},
-]
 
 
 class UsageSource(Protocol):
@@ -78,8 +79,7 @@ class MetricsServer:
         return app
 
     async def discovery(self, _: web.Request) -> web.Response:
-        kind = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": API_VERSION}
-        return web.json_response({**kind, "resources": RESOURCES})
+        return web.json_response(metrics_resources())
 
     async def list_nodes(self, request: web.Request) -> web.Response:
         now, (labels, fields) = self.now(), selectors_of(request)
@@ -138,7 +138,7 @@ def is_selected(obj: Object, labels: LabelSelector, fields: FieldSelector) -> bo
 
 
 def list_response(kind: str, items: list[Object]) -> web.Response:
-    return web.json_response({"kind": f"{kind}List", "apiVersion": API_VERSION, "metadata": {}, "items": items})
+    return web.json_response(metrics_list(kind, items))
 
 
 def not_found(plural: str, name: str) -> web.Response:
@@ -171,7 +171,7 @@ async def register(client: Client, port: int, ca: str) -> None:
     if current is not None and (current["spec"].get("service") or {}).get("name") != SERVICE:
         log.info("metrics API not registered: the cluster has another one", api_service=API_SERVICE)
         return
-    for resource, obj in ((SERVICES, service_object()), (CLUSTER_ROLES, reader_role())):
+    for resource, obj in ((SERVICES, service_object()), (CLUSTER_ROLES, metrics_reader_role())):
         existing = await client.find(resource, name_of(obj), namespace_of(obj))
         await client.converge(resource, existing, obj)
     await client.converge(API_SERVICES, current, desired)
@@ -194,9 +194,3 @@ def api_service_object(port: int, ca_bundle: str) -> Object:
         "caBundle": ca_bundle,
     }
     return {"metadata": {"name": API_SERVICE}, "spec": spec}
-
-
-def reader_role() -> Object:
-    labels = {f"rbac.authorization.k8s.io/aggregate-to-{role}": "true" for role in ("view", "edit", "admin")}
-    rules = [{"apiGroups": [GROUP], "resources": ["nodes", "pods"], "verbs": VERBS}]
-    return {"metadata": {"name": READER_ROLE, "labels": labels}, "rules": rules}

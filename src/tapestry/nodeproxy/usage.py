@@ -182,18 +182,34 @@ class UsageReader:
         return msgspec.json.encode(stats_summary(node, await self.usage(node), self.now()))
 
     async def usage(self, node: Object) -> list[PodUsage]:
-        async with self._lock:
-            if self.monotonic() - self._listed_at >= CACHE_SECONDS:
-                await self._refresh()
-        if self._problem:
-            raise UsageUnavailable(self._problem)
+        await self._update()
         counters = self._counters.setdefault(name_of(node), NodeCounters())
         return counters.update(self.source.pods(name_of(node)), self._sample_for)
+
+    async def measurements(self, pods: Iterable[Object]) -> list[PodUsage]:
+        """Return the last measurement of each pod that has one. Raise UsageUnavailable."""
+        await self._update()
+        found = []
+        for pod in pods:
+            if (sample := self._sample_for(pod)) is not None:
+                since = sample.time - sample.window
+                own = {each["name"] for each in containers_of(pod)}
+                amounts = [(name, *each) for name, each in sample.containers.items() if name in own]
+                containers = [ContainerUsage(name, since, cores, 0.0, memory) for name, cores, memory in amounts]
+                found.append(PodUsage(pod, containers, sample.time))
+        return found
 
     def _sample_for(self, pod: Object) -> Sample | None:
         twin = self.source.twin(pod)
         metrics = self._metrics.get(name_of(twin)) if twin is not None else None
         return sample_of(metrics) if metrics is not None else None
+
+    async def _update(self) -> None:
+        async with self._lock:
+            if self.monotonic() - self._listed_at >= CACHE_SECONDS:
+                await self._refresh()
+        if self._problem:
+            raise UsageUnavailable(self._problem)
 
     async def _refresh(self) -> None:
         source, previous = self.source, self._problem

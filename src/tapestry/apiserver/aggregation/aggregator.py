@@ -7,6 +7,7 @@ from tapestry.apiserver.aggregation.api_services import ApiServices
 from tapestry.apiserver.aggregation.proxy import AggregationProxy
 from tapestry.apiserver.aggregation.remote_documents import RemoteDocuments
 from tapestry.apiserver.core import api_errors
+from tapestry.apiserver.core.host_access import HostAccess
 from tapestry.apiserver.core.request_bodies import read_body
 from tapestry.apiserver.core.requests import APISERVER_USER, Call
 from tapestry.apiserver.core.resource_registry import ResourceRegistry
@@ -39,14 +40,14 @@ class Aggregator:
             raise api_errors.path_not_found()
         if service.is_unavailable and call.user != APISERVER_USER:
             raise Unavailable(503, "ServiceUnavailable", f"service unavailable: APIService {service.name} explains why")
-        if not call.is_upgrade or self.is_group_version(call.path):
+        if not call.is_upgrade or service.is_in_process or self.is_group_version(call.path):
             return await self.proxy.forward(await read_body(call), service)
         session = Session(call, self.limiter.acquire(call.user))
         return await session.opened(self.proxy.upgrade(call, service, session))
 
 
 def build_aggregator(
-    store: Store, registry: ResourceRegistry, proxy: AggregationProxy, limiter: SessionLimiter
+    store: Store, registry: ResourceRegistry, proxy: AggregationProxy, limiter: SessionLimiter, host: HostAccess
 ) -> Aggregator:
-    services = ApiServices(store, registry)
+    services = ApiServices(store, registry, host)
     return Aggregator(services, proxy, RemoteDocuments(services, proxy, time.monotonic), limiter)

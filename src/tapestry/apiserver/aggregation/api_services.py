@@ -1,7 +1,8 @@
 """APIServices in the store, and the paths that they forward.
 
 An APIService with a `service` forwards one group and version to that Service. A group and version that this server
-serves itself is never forwarded.
+serves itself is never forwarded. The syncer of a host cluster serves the metrics API in this process, without an
+APIService, unless there is one for it.
 """
 
 from collections.abc import Iterator
@@ -9,12 +10,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from tapestry.apiserver.core.host_access import HostAccess
 from tapestry.apiserver.core.requests import Target, unserved_target
 from tapestry.apiserver.core.resource_registry import ResourceRegistry, version_priority
 from tapestry.apiserver.core.store import Store, WatchEvent
 from tapestry.kube.conditions import is_condition_false
 from tapestry.kube.names import dns_label_error
 from tapestry.kube.objects import Object, name_of
+from tapestry.kube.resources import NODE_METRICS
 
 API_SERVICES = "apiservices.apiregistration.k8s.io"
 DEFAULT_PORT = 443
@@ -38,12 +41,27 @@ class ApiService(NamedTuple):
     """True if the last check failed."""
 
     @property
+    def is_in_process(self) -> bool:
+        return not self.service_name
+
+    @property
     def path(self) -> str:
         return f"/apis/{self.group}/{self.version}"
 
     @property
     def url(self) -> str:
         return f"https://{self.service_name}.{self.service_namespace}.svc:{self.port}"
+
+
+METRICS_KEY = METRICS_GROUP, METRICS_VERSION = NODE_METRICS.group, NODE_METRICS.version
+METRICS_API = ApiService(
+    *(f"{METRICS_VERSION}.{METRICS_GROUP}", METRICS_GROUP, METRICS_VERSION, "", "", DEFAULT_PORT, ""),
+    skips_verification=False,
+    group_priority=100,
+    version_priority=100,
+    is_unavailable=False,
+)
+"""The metrics API of a host cluster."""
 
 
 def api_service_of(obj: Object) -> ApiService | None:
@@ -68,8 +86,8 @@ def api_service_of(obj: Object) -> ApiService | None:
 class ApiServices:
     """The APIServices that forward requests, by group and version."""
 
-    def __init__(self, store: Store, registry: ResourceRegistry) -> None:
-        self._registry = registry
+    def __init__(self, store: Store, registry: ResourceRegistry, host: HostAccess) -> None:
+        self._registry, self._host = registry, host
         self._by_group_version: dict[tuple[str, str], ApiService] = {}
         """An APIService has the name `version.group`, so each group version has at most one."""
         self._served: tuple[int, frozenset[tuple[str, str]]] = -1, frozenset()
@@ -86,22 +104,32 @@ class ApiServices:
 
     def __iter__(self) -> Iterator[ApiService]:
         """Yield the forwarded group versions in the order of discovery: highest priority first."""
-        if not self._by_group_version:
+        metrics = self._metrics_api()
+        if not self._by_group_version and metrics is None:
             return iter(())
         served = self._served_group_versions()
         forwarded = [each for key, each in self._by_group_version.items() if key not in served]
+        if metrics is not None:
+            forwarded.append(metrics)
         return iter(sorted(forwarded, key=discovery_order))
 
     def for_path(self, path: str) -> ApiService | None:
         """Return the APIService that serves a path, or None if it is not forwarded."""
-        if not self._by_group_version:
+        metrics = self._metrics_api()
+        if not self._by_group_version and metrics is None:
             return None
         segments = path.split("/", 4)
         if len(segments) < 4 or segments[0] or segments[1] != "apis":
             return None
         key = segments[2], segments[3]
+        if metrics is not None and key == METRICS_KEY:
+            return metrics
         found = self._by_group_version.get(key)
         return found if found is not None and key not in self._served_group_versions() else None
+
+    def _metrics_api(self) -> ApiService | None:
+        """Return the metrics API of the host cluster, if its syncer runs and no APIService names another server."""
+        return METRICS_API if self._host.syncer is not None and METRICS_KEY not in self._by_group_version else None
 
     def _served_group_versions(self) -> frozenset[tuple[str, str]]:
         generation = self._registry.generation

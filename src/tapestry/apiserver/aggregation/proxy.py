@@ -28,6 +28,7 @@ from tapestry.apiserver.core.forwarding import (
     request_target,
     unreachable,
 )
+from tapestry.apiserver.core.host_access import HostAccess, not_connected
 from tapestry.apiserver.core.outgoing_http import (
     MAX_TLS_CONTEXTS,
     ServiceResolver,
@@ -68,16 +69,19 @@ class AggregationProxy:
         certificate: FrontProxyCertificate,
         timeout: float,
         check: egress.AddressCheck,
+        host: HostAccess,
     ) -> None:
         self._resolver = ServiceResolver(store, random)
         self._certificate = certificate
         self._timeout = timeout
-        self._check = check
+        self._check, self._host = check, host
         self._contexts: dict[tuple[str, bool], tuple[float, ssl.SSLContext]] = {}
         self._session: aiohttp.ClientSession | None = None
 
     async def forward(self, call: Call, service: ApiService) -> ApiResponse:
         """Return the response of the server. Raises Unavailable if there is none."""
+        if service.is_in_process:
+            return await self._metrics_response(call)
         headers = [*forwarded_headers(call, ("cookie",)), *user_headers(call.user)]
         target = request_target(call, call.path)
         is_watch = call.method == "GET" and call.query.get("watch") in TRUE_VALUES
@@ -102,6 +106,8 @@ class AggregationProxy:
 
     async def document(self, service: ApiService, path: str) -> bytes:
         """Return a JSON document of the server. Raises Unavailable."""
+        if service.is_in_process:
+            return (await self._metrics_response(Call("GET", path, {}, {}, b"", AGGREGATOR_USER))).body
         headers = [("Accept", JSON), *user_headers(AGGREGATOR_USER)]
         try:
             async with asyncio.timeout(DOCUMENT_SECONDS):
@@ -116,6 +122,12 @@ class AggregationProxy:
             raise unreachable("context deadline exceeded") from error
         except (aiohttp.ClientError, WebhookCallError) as error:
             raise unreachable(str(error)) from error
+
+    async def _metrics_response(self, call: Call) -> ApiResponse:
+        syncer = self._host.current()
+        if syncer is None:
+            raise not_connected()
+        return await syncer.metrics.handle(call)
 
     async def close(self) -> None:
         if self._session is not None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tapestry.apiserver.core.requests import Query
+from tapestry.apiserver.core.requests import Call, Query
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.errors import Unavailable
 from tapestry.streams.upgrade import Headers, UpgradeResponse
@@ -28,29 +28,52 @@ class NodeProxy(Protocol):
         ...
 
 
+class MetricsApi(Protocol):
+    """The API `metrics.k8s.io/v1beta1` of a server. The caller has authorized the request."""
+
+    async def handle(self, call: Call) -> ApiResponse:
+        """Respond to a request below `/apis/metrics.k8s.io/v1beta1`. Raises ApiError."""
+        ...
+
+
+class Syncer(Protocol):
+    """What the syncer of a host cluster does for the server of its plane."""
+
+    @property
+    def nodes(self) -> NodeProxy: ...
+
+    @property
+    def metrics(self) -> MetricsApi: ...
+
+
 @dataclass
 class HostAccess:
     """The host cluster of a server, while its syncer runs."""
 
     is_required: Callable[[], bool] = field(default=lambda: False)
     """Return whether nodes and pods belong to a host cluster, so that none of their addresses may be called."""
-    _node_proxy: NodeProxy | None = None
+    syncer: Syncer | None = None
 
     @contextmanager
-    def served_by(self, node_proxy: NodeProxy) -> Iterator[None]:
-        """Serve the nodes of the server in the context."""
-        self._node_proxy = node_proxy
+    def served_by(self, syncer: Syncer) -> Iterator[None]:
+        """Serve the nodes and pods of the server in the context."""
+        self.syncer = syncer
         try:
             yield
         finally:
-            if self._node_proxy is node_proxy:
-                self._node_proxy = None
+            if self.syncer is syncer:
+                self.syncer = None
 
-    def node_proxy(self) -> NodeProxy | None:
+    def nodes(self) -> NodeProxy | None:
         """Return the proxy of all nodes; None if the server calls kubelets. Raises Unavailable without a syncer."""
-        if self._node_proxy is None and self.is_required():
+        syncer = self.current()
+        return syncer.nodes if syncer is not None else None
+
+    def current(self) -> Syncer | None:
+        """Return the syncer; None if the server has no host cluster. Raises Unavailable if it does not run."""
+        if self.syncer is None and self.is_required():
             raise not_connected()
-        return self._node_proxy
+        return self.syncer
 
 
 def not_connected() -> Unavailable:

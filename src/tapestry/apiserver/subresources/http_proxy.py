@@ -51,7 +51,7 @@ class HttpProxy:
         self, call: Call, target: Target, options: ConnectOptions, session: Session
     ) -> ApiResponse | SessionResponse:
         """Forward an authorized call. The session ends with the response."""
-        if target.info.resource.name == "nodes" and (proxy := self._kubelets.host.node_proxy()) is not None:
+        if target.info.resource.name == "nodes" and (proxy := self._kubelets.host.nodes()) is not None:
             return await connect_node(proxy, call, target, options, session)
         scheme, server = self.server(target)
         public_path = f"{call.base_path}{call.path}"

@@ -66,7 +66,7 @@ class KubeletClient:
         if not node:
             return ApiResponse(200, b"", TEXT_PLAIN)
         path = "/".join(quote(each, safe="") for each in (target.namespace, target.name, container))
-        if (proxy := self.host.node_proxy()) is not None:
+        if (proxy := self.host.nodes()) is not None:
             return await proxy.get(node, f"/containerLogs/{path}", log_query(call.query))
         kubelet = self.server(node, skip_verify=call.query.get("insecureSkipTLSVerifyBackend") in TRUE_VALUES)
         url = f"https://{kubelet.authority}/containerLogs/{path}"
@@ -78,7 +78,7 @@ class KubeletClient:
 
         Raises Unavailable for the nodes of a host cluster, whatever addresses their objects have.
         """
-        if self.host.node_proxy() is not None:
+        if self.host.nodes() is not None:
             raise not_connected()
         version = self._store.get("nodes", "", node)
         if version is None:

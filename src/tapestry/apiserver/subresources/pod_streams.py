@@ -137,7 +137,7 @@ class PodStreams:
         return await self._negotiate(call, target, options, stream_request(call, target), upgrade, session)
 
     def _upgrade(self, call: Call, node: str, path: str) -> "KubeletUpgrade | NodeProxyUpgrade":
-        if (proxy := self.kubelets.host.node_proxy()) is not None:
+        if (proxy := self.kubelets.host.nodes()) is not None:
             return NodeProxyUpgrade(proxy, node, path, call.user.name)
         return KubeletUpgrade(self.kubelets.server(node), path, agent_header(call))
 

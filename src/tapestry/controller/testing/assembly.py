@@ -22,6 +22,7 @@ from tapestry.apiserver.admission.matching import AdmissionAttributes
 from tapestry.apiserver.aggregation.aggregator import build_aggregator
 from tapestry.apiserver.aggregation.proxy import AggregationProxy
 from tapestry.apiserver.core.egress import EgressPolicy
+from tapestry.apiserver.core.host_access import HostAccess
 from tapestry.apiserver.core.requests import Call, Target, WriteRequest
 from tapestry.apiserver.core.resource_registry import PublishedApi, ResourceRegistry, published_api
 from tapestry.apiserver.core.responses import ApiResponse, ResourceHandler
@@ -137,8 +138,9 @@ def new_server(
         ("*", "scale"): ScaleHandler(reader, verbs, admit_unchanged).handle,
         ("pods", "eviction"): EvictionHandler(reader, verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
-    proxy = AggregationProxy(store, random, no_front_proxy_certificate, 30.0, EgressPolicy().check_api_server)
-    aggregator = build_aggregator(store, registry, proxy, SessionLimiter(1, 1))
+    host = HostAccess()
+    proxy = AggregationProxy(store, random, no_front_proxy_certificate, 30.0, EgressPolicy().check_api_server, host)
+    aggregator = build_aggregator(store, registry, proxy, SessionLimiter(1, 1), host)
     documents = DocumentHandler(registry, DocumentCache(registry, {}), server_version(shared.table), aggregator)
     return Server(
         *(registry, reader, verbs, documents, aggregator),

@@ -11,13 +11,15 @@ import pytest
 
 from tapestry.apiserver.core.host_access import HostAccess
 from tapestry.apiserver.core.requests import MASTERS_GROUP, Call, User
-from tapestry.apiserver.core.responses import ApiResponse
+from tapestry.apiserver.core.responses import ApiResponse, json_response
 from tapestry.kube.errors import ApiError, BadRequest, Unavailable
+from tapestry.kube.usage import metrics_list, metrics_resources
 from tapestry.streams.connection import Connection
 from tapestry.streams.upgrade import Headers, UpgradeResponse
 
 from ..kubelets import KEY, PODS, SPDY, V4, V5, Streams, api_server_with_kubelet
 
+METRICS = "/apis/metrics.k8s.io/v1beta1"
 NODE_PROXY = "/api/v1/nodes/n1/proxy"
 ADMIN = User("admin", (MASTERS_GROUP,))
 
@@ -61,7 +63,15 @@ class Lines:
 
 @dataclass
 class Syncer:
-    """A node proxy that remembers its calls."""
+    """A syncer that remembers its calls."""
+
+    @property
+    def nodes(self) -> "Syncer":
+        return self
+
+    @property
+    def metrics(self) -> "Syncer":
+        return self
 
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     protocols: tuple[str, ...] = (SPDY, V4)
@@ -74,6 +84,12 @@ class Syncer:
         if self.error is not None:
             raise self.error
         return ApiResponse(200, b"", "text/plain", stream=self.log)
+
+    async def handle(self, call: Call) -> ApiResponse:
+        self.calls.append((call.method, call.path))
+        if call.path == METRICS:
+            return json_response(200, metrics_resources())
+        return json_response(200, metrics_list("PodMetrics", []))
 
     async def upgrade(self, node: str, method: str, target: str, headers: Headers, user: str) -> UpgradeResponse:
         self.calls.append((node, method, target, user))
@@ -206,8 +222,52 @@ async def test_without_a_syncer_no_node_is_called(world: World, path: str) -> No
     assert world.syncer.calls == []
 
 
+# -- the metrics API
+
+
+async def test_metrics_api_is_served_and_discovered(world: World) -> None:
+    status, body = await world.read(f"{METRICS}/namespaces/default/pods")
+    assert (status, msgspec.json.decode(body)["kind"]) == (200, "PodMetricsList")
+    assert world.syncer.calls == [("GET", f"{METRICS}/namespaces/default/pods")]
+    groups = msgspec.json.decode((await world.read("/apis"))[1])["groups"]
+    assert "metrics.k8s.io" in [each["name"] for each in groups]
+    resources = msgspec.json.decode((await world.read(METRICS))[1])["resources"]
+    assert [each["name"] for each in resources] == ["nodes", "pods"]
+
+
+async def test_metrics_api_ends_with_the_syncer(world: World) -> None:
+    with world.access.served_by(world.syncer):
+        pass
+    assert (await world.read(f"{METRICS}/nodes"))[0] == 404
+    groups = msgspec.json.decode((await world.read("/apis"))[1])["groups"]
+    assert "metrics.k8s.io" not in [each["name"] for each in groups]
+
+
+async def test_own_metrics_server_of_the_tenant_has_precedence(world: World) -> None:
+    spec = {
+        "group": "metrics.k8s.io",
+        "version": "v1beta1",
+        "groupPriorityMinimum": 100,
+        "versionPriority": 100,
+        "service": {"namespace": "kube-system", "name": "own"},
+        "insecureSkipTLSVerify": True,
+    }
+    api_service = {"metadata": {"name": "v1beta1.metrics.k8s.io"}, "spec": spec}
+    await world.streams.call.made("/apis/apiregistration.k8s.io/v1/apiservices", api_service)
+    assert (await world.read(f"{METRICS}/nodes"))[0] == 503
+    assert world.syncer.calls == []
+
+
+async def test_usage_requires_a_right(world: World) -> None:
+    viewer = User("viewer", ("viewers",))
+    call = Call("GET", f"{METRICS}/nodes", {}, {}, b"", viewer)
+    response = await world.streams.running.request_handler.handle(call)
+    assert isinstance(response, ApiResponse)
+    assert (response.status, world.syncer.calls) == (403, [])
+
+
 def test_server_with_kubelets_has_no_node_proxy() -> None:
-    assert HostAccess().node_proxy() is None
+    assert HostAccess().nodes() is None
 
 
 def test_later_syncer_stays_when_an_earlier_one_ends() -> None:
@@ -216,6 +276,6 @@ def test_later_syncer_stays_when_an_earlier_one_ends() -> None:
     context.__enter__()
     with access.served_by(second):
         context.__exit__(None, None, None)
-        assert access.node_proxy() is second
+        assert access.nodes() is second
     with pytest.raises(Unavailable):
-        access.node_proxy()
+        access.nodes()

@@ -1,14 +1,18 @@
-"""Node proxies of tenants: the plane calls the kubelet API of its virtual nodes in this process.
+"""What the syncer of a tenant does for the API server of its plane: the nodes, their pods and the metrics API.
 
 The plane has authorized, admitted and counted each request, and audits it. In the host cluster, requests have the
 rights of the tenant's account, which has none outside the namespace of the tenant.
 """
 
 import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
 
 from tapestry.client.client import Client
-from tapestry.kube.objects import Object, split_key
-from tapestry.kube.resources import PODS
+from tapestry.kube.errors import AlreadyExists
+from tapestry.kube.objects import Object, name_of, split_key
+from tapestry.kube.resources import CLUSTER_ROLES, PODS
+from tapestry.kube.usage import metrics_reader_role
 from tapestry.nodeproxy.in_process_kubelet import InProcessKubelet
 from tapestry.nodeproxy.logs import LogRelay
 from tapestry.nodeproxy.sessions import Sessions
@@ -17,23 +21,53 @@ from tapestry.nodeproxy.twins import TwinLookup
 from tapestry.nodeproxy.usage import UsageReader
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.syncer.components import Syncer
+from tapestry.tenants.metrics_api import TenantMetrics
 from tapestry.tenants.tenant_syncer import TenantSyncer
 from tapestry.tenants.twin_usage import usage_source
 
 
-def wire_node_proxies(running: TenantSyncer, plane: OpenPlane) -> None:
-    """Serve the kubelet API of the tenant's nodes to its plane while the syncer runs."""
+@dataclass(frozen=True)
+class TenantHost:
+    """The host cluster of a tenant, for the API server of its plane."""
+
+    nodes: InProcessKubelet
+    metrics: TenantMetrics
+
+
+def wire_host_access(running: TenantSyncer, plane: OpenPlane) -> None:
+    """Connect the API server of a plane with its host cluster while the syncer runs."""
     parts = running.syncer
     manager, access = parts.manager, plane.opened.server.host_access
     sessions = Sessions(twins_of(parts), identity=manager.identity)
     kubelet = in_process_kubelet(parts, sessions)
+    host = TenantHost(kubelet, tenant_metrics(parts, kubelet.usage))
 
     async def serve() -> None:
-        with access.served_by(kubelet):
+        with access.served_by(host):
+            await create_reader_role(parts.clients.virtual)
             await asyncio.Event().wait()
 
     manager.run_always("stream-sessions", sessions.watch)
-    manager.run_always("node-proxies", serve)
+    manager.run_always("host-access", serve)
+
+
+async def create_reader_role(virtual: Client) -> None:
+    """Create the role that lets all users with the role `view` read the usage, unless it exists."""
+    role = metrics_reader_role()
+    if await virtual.find(CLUSTER_ROLES, name_of(role)) is None:
+        with suppress(AlreadyExists):
+            await virtual.create(CLUSTER_ROLES, role)
+
+
+def tenant_metrics(parts: Syncer, usage: UsageReader) -> TenantMetrics:
+    """Return the metrics API of a plane, for the pods and nodes of its tenant."""
+    caches = parts.caches
+    return TenantMetrics(
+        usage,
+        nodes=caches.virtual_nodes.store.list,
+        pods=lambda: (each.object for each in caches.virtual_pods.store.list() if each.node),
+        now=parts.manager.now,
+    )
 
 
 def twins_of(parts: Syncer) -> TwinLookup:
