@@ -17,7 +17,7 @@ import msgspec
 
 from tapestry.apiserver.admission.syncer_restriction import SyncerRestriction
 from tapestry.apiserver.core.faults import Fault, invalid_object, invalid_value
-from tapestry.apiserver.core.requests import WriteRequest
+from tapestry.apiserver.core.requests import CallOrigin, WriteRequest
 from tapestry.apiserver.core.store import Store, WatchEvent
 from tapestry.apiserver.validation.services import (
     ADDRESS_FIELDS,
@@ -74,6 +74,8 @@ class ServiceAllocator:
             return new
         before: Object = (old or {}).get("spec") or {}
         spec: Object = new.get("spec") or {}
+        if request.origin is CallOrigin.SYNCER:  # it also removes addresses that the host cluster took back
+            return with_ended_load_balancer(before, new)
         result = (
             drop_type_dependent_fields(before, patch_allocated_values(before, spec))
             if old is not None

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.core.requests import Target, object_from_body
+from tapestry.apiserver.core.requests import CallOrigin, Target, object_from_body
 from tapestry.apiserver.core.storage_codec import encode_for_storage
 from tapestry.apiserver.core.store import Key
 from tapestry.apiserver.handlers import writes
@@ -86,20 +86,26 @@ class InProcessApi:
         *,
         review: Callable[[Object], Object] = everything_allowed,
         seed: int | None = None,
+        is_plane: bool = False,
     ) -> None:
+        """`is_plane` makes it the plane of a tenant, which allocates no addresses: its syncer writes them."""
         self._now = now
         self._store = InstantStore()
         self.review = review
         """A test may replace it."""
-        self._server = new_server(resources, self._store, now, lambda body: self.review(body), Random(seed))
+        self._server = new_server(resources, self._store, now, lambda body: self.review(body), Random(seed), is_plane)
         self._watches: set[WatchStream] = set()
         self._own = self.connect()
 
     # -- a transport
 
-    def connect(self) -> Connection:
-        """Return a new transport for one client.  Aborting or closing it does not affect other clients."""
-        return Connection(self._server, self._watches)
+    def connect(self, *, as_syncer: bool = False) -> Connection:
+        """Return a new transport for one client.  Aborting or closing it does not affect other clients.
+
+        The syncer of a plane may write what other clients may not.
+        """
+        origin = CallOrigin.SYNCER if as_syncer else CallOrigin.CLIENT
+        return Connection(self._server, self._watches, origin)
 
     async def send(self, request: Request) -> Response:
         return await self._own.send(request)

@@ -19,6 +19,7 @@ from tapestry.apiserver.access.reviews import created_response, review_body
 from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.access.token_keys import TokenKeys
 from tapestry.apiserver.admission.matching import AdmissionAttributes
+from tapestry.apiserver.admission.syncer_restriction import SyncerRestriction
 from tapestry.apiserver.aggregation.aggregator import build_aggregator
 from tapestry.apiserver.aggregation.proxy import AggregationProxy
 from tapestry.apiserver.core.egress import EgressPolicy
@@ -97,6 +98,7 @@ def new_server(
     now: Callable[[], datetime],
     review: Callable[[Object], Object],
     random: Random,
+    is_plane: bool = False,
 ) -> Server:
     """Return a server of these resources.  Resources that Kubernetes does not have become custom resources."""
     shared, served = shared_parts(), {*resources, *REVIEWS}
@@ -104,7 +106,10 @@ def new_server(
     definitions, rules = Definitions(store, registry, types), DefinitionStrategy(registry, now)
     for resource in sorted(served - {info.resource for info in registry}, key=lambda each: each.name):
         definitions.serve(definition_of(resource))
-    addresses = ServiceAllocator(store, SERVICE_RANGE, random)
+    restriction = SyncerRestriction()
+    if is_plane:
+        restriction.enable(())
+    addresses = ServiceAllocator(store, SERVICE_RANGE, random, restriction)
     ownership = FieldManager(shared.shapes, now, tracks_from_creation=False)
     crds, values = is_one_of(CRDS.name), DeterministicValues(store, random.getrandbits(64))
     admit = Pipeline(
@@ -119,8 +124,13 @@ def new_server(
     )
     validate = Pipeline(
         [
-            *(values.uid, ResourceStep(is_one_of(SERVICES.name), values.address), server_fields.prepare_for_write),
+            *(
+                values.uid,
+                *(() if is_plane else (ResourceStep(is_one_of(SERVICES.name), values.address),)),
+                server_fields.prepare_for_write,
+            ),
             *(ResourceStep(is_one_of(SERVICES.name), addresses), validation.validation_step),
+            ResourceStep(is_one_of(SERVICES.name), restriction.check_fields),
             *(
                 ResourceStep(is_custom, definitions.validate),
                 ResourceStep(crds, rules.validate),

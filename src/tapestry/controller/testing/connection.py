@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from tapestry.apiserver.core.requests import Call, User
+from tapestry.apiserver.core.requests import Call, CallOrigin, User
 from tapestry.apiserver.core.responses import ApiResponse, SessionResponse
 from tapestry.apiserver.handlers.server import Server
 from tapestry.apiserver.handlers.watches import WatchResponse
@@ -22,8 +22,8 @@ class Connection:
     Timeouts never expire.
     """
 
-    def __init__(self, server: Server, watches: set["WatchStream"]) -> None:
-        self.server = server
+    def __init__(self, server: Server, watches: set["WatchStream"], origin: CallOrigin = CallOrigin.CLIENT) -> None:
+        self.server, self._origin = server, origin
         self._watches = watches
         self._own: set[WatchStream] = set()
         self._abort_count = 0
@@ -48,7 +48,7 @@ class Connection:
     async def _call(self, request: Request) -> ApiResponse | WatchResponse:
         abort_count = self._abort_count
         await self._turn(request, abort_count, maybe_sent=False)
-        response = await self.server.handle(call_of(request))
+        response = await self.server.handle(call_of(request, self._origin))
         assert not isinstance(response, SessionResponse)  # these calls request no upgrade
         if isinstance(response, ApiResponse):
             await self._turn(request, abort_count, maybe_sent=True)
@@ -80,9 +80,9 @@ class Connection:
             raise TransportError(f"{request}: the connection was cut", maybe_sent=maybe_sent)
 
 
-def call_of(request: Request) -> Call:
+def call_of(request: Request, origin: CallOrigin = CallOrigin.CLIENT) -> Call:
     headers = {"content-type": request.content_type, "accept": request.accept}
-    return Call(request.method, request.path, request.query, headers, request.body or b"", ADMIN)
+    return Call(request.method, request.path, request.query, headers, request.body or b"", ADMIN, origin=origin)
 
 
 @dataclass(frozen=True, slots=True)

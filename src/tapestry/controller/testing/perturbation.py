@@ -96,6 +96,8 @@ class Scenario:
     """Select the calls to disturb, by method and path.  Used to skip heartbeats, which are many and alike."""
     rejection: Rejection = lambda _cluster, _request: None
     """Return the error for a request of the process under test, by the number of the cluster."""
+    is_plane: bool = False
+    """True if the first cluster is the plane of a tenant, and the process under test is its syncer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,9 +375,15 @@ def _replay(scenario: Scenario, disturbance: Disturbance | None, at: int) -> tup
 async def _final_state(scenario: Scenario, faults: FaultInjector) -> dict[str, Any]:
     served = [[*resources, EVENTS, LEASES] for resources in (scenario.resources, *scenario.others)]
     # Names of twins contain UIDs, which must be the same in each replay.
-    apis = [InProcessApi(resources, now=running_clock().now, seed=number) for number, resources in enumerate(served)]
+    planes = [scenario.is_plane, *(False for _ in scenario.others)]
+    apis = [
+        InProcessApi(resources, now=running_clock().now, seed=number, is_plane=planes[number])
+        for number, resources in enumerate(served)
+    ]
     transports = [
-        FaultyTransport(RejectingTransport(api.connect(), scenario.rejection, number), faults, number)
+        FaultyTransport(
+            RejectingTransport(api.connect(as_syncer=planes[number]), scenario.rejection, number), faults, number
+        )
         for number, api in enumerate(apis)
     ]
 

@@ -34,7 +34,11 @@ RETRIES_PER_DELETION = 10
 """Rejected objects that are retried at once after the deletion of a twin. All others wait for their backoff."""
 
 
-class NotSynced(Exception):
+class NoTwin(Exception):
+    """A virtual object that needs no twin."""
+
+
+class NotSynced(NoTwin):
     """A virtual object without a twin, with the reason in CamelCase and a message for the tenant."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -43,7 +47,7 @@ class NotSynced(Exception):
 
 
 Translate = Callable[[Object, Binding], Object]
-"""Return the desired twin of a virtual object, for `converge`. Raises NotSynced. It does no I/O."""
+"""Return the desired twin of a virtual object, for `converge`. Raises NoTwin. It does no I/O."""
 Reported = Callable[[Object, Object | None], Object | None]
 """Return the fields of a virtual object that its host cluster decides, as `{"status": {...}}`, for `converge`.
 
@@ -51,6 +55,10 @@ Its arguments are the virtual object and its twin, which is untrusted, or None i
 """
 NeedsRecreate = Callable[[Object, Object], bool]
 """Return whether an existing twin differs from the desired one in an immutable field."""
+WithAllocated = Callable[[Object, Object], Object]
+"""Return the desired twin with the values in it that the host cluster allocated to the existing one."""
+Limitation = Callable[[Object, Binding], NotSynced | None]
+"""Return why the twin of an object lacks a part of it; None if it lacks none."""
 
 
 def nothing_reported(_: Object, __: Object | None) -> None:
@@ -61,6 +69,14 @@ def never_recreated(_: Object, __: Object) -> bool:
     return False
 
 
+def nothing_allocated(desired: Object, _: Object) -> Object:
+    return desired
+
+
+def unlimited(_: Object, __: Binding) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class TwinKind:
     """Rules for the twins of one kind."""
@@ -68,9 +84,15 @@ class TwinKind:
     resource: Resource
     desired_twin: Translate
     reported: Reported = nothing_reported
+    """Called also for objects that need no twin."""
     needs_recreate: NeedsRecreate = never_recreated
+    with_allocated: WithAllocated = nothing_allocated
+    """Called with the desired and the existing twin."""
+    limitation: Limitation = unlimited
     has_conditions: bool = False
-    """True if virtual objects without a twin get the condition `tapestry.io/Synced`, besides the event."""
+    """True if virtual objects that are not synced get the condition `tapestry.io/Synced`, besides the event."""
+    labels: str = ""
+    """Selector of the virtual objects; empty for all."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +123,9 @@ class TwinReconciler:
             return
         try:
             desired = self.kind.desired_twin(virtual, binding)
-        except NotSynced as error:
+        except NoTwin as error:
             if await self._delete_unwanted(key, existing, binding):
-                self._report(virtual, error.reason, str(error))
+                self._report_limitation(virtual, error if isinstance(error, NotSynced) else None)
                 await self._write_back(virtual, None)
             return
         try:
@@ -116,7 +138,7 @@ class TwinReconciler:
             self._report(virtual, error.reason, error.message)
             await self._write_back(virtual, None)
             raise
-        self.failures.pop(key, None)
+        self._report_limitation(virtual, self.kind.limitation(virtual, binding))
         await self._write_back(virtual, twin)
 
     async def _delete_unwanted(self, key: str, existing: Sequence[Object], binding: Binding) -> bool:
@@ -131,7 +153,7 @@ class TwinReconciler:
         if live is not None:
             try:
                 self.kind.desired_twin(live, binding)
-            except NotSynced:
+            except NoTwin:
                 pass
             else:
                 return False
@@ -168,6 +190,8 @@ class TwinReconciler:
             return None
         if current is not None and is_deleting(current):
             return None
+        if current is not None:
+            desired = self.kind.with_allocated(desired, current)
         return await self.clients.physical.converge(self.kind.resource, current, desired)
 
     # -- the virtual object
@@ -177,6 +201,12 @@ class TwinReconciler:
         if self.failures.get(key_of(virtual)) != (reason, message):
             self.failures[key_of(virtual)] = reason, message
             self.clients.events.warning(virtual, reason, message)
+
+    def _report_limitation(self, virtual: Object, error: NotSynced | None) -> None:
+        if error is None:
+            self.failures.pop(key_of(virtual), None)
+        else:
+            self._report(virtual, error.reason, str(error))
 
     async def _write_back(self, virtual: Object, twin: Object | None) -> None:
         fields = self.kind.reported(virtual, twin) or {}
@@ -190,7 +220,7 @@ class TwinReconciler:
             return  # deleted meanwhile
 
     def _conditions(self, virtual: Object) -> list[Object] | None:
-        """Return the conditions of a virtual object; None if it has never failed."""
+        """Return the conditions of a virtual object; None if it was always synced."""
         conditions = value_at(virtual, "status", "conditions")
         if (failure := self.failures.get(key_of(virtual))) is not None:
             return with_condition(conditions, new_condition(keys.SYNCED_CONDITION, False, *failure), self.now())
@@ -200,22 +230,19 @@ class TwinReconciler:
 
 
 def wire_twins(
-    syncer: Syncer,
-    name: str,
-    resource: Resource,
-    desired_twin: Translate,
-    reported: Reported = nothing_reported,
-    *,
-    needs_recreate: NeedsRecreate = never_recreated,
-    has_conditions: bool = False,
+    syncer: Syncer, name: str, resource: Resource, desired_twin: Translate, reported: Reported = nothing_reported
 ) -> Controller:
+    """Add the controller of the twins of a kind to a syncer, see `wire_twin_kind`."""
+    return wire_twin_kind(syncer, name, TwinKind(resource, desired_twin, reported))
+
+
+def wire_twin_kind(syncer: Syncer, name: str, kind: TwinKind) -> Controller:
     """Add the controller of the twins of a kind to a syncer; return it for more watches.
 
     The keys of all objects are queued when the spec of the binding changes.
     """
     manager, caches = syncer.manager, syncer.caches
-    virtual, twins = manager.informer(resource), syncer.owned_cache(resource)
-    kind = TwinKind(resource, desired_twin, reported, needs_recreate, has_conditions)
+    virtual, twins = manager.informer(kind.resource, labels=kind.labels), syncer.owned_cache(kind.resource)
     reconciler = TwinReconciler(kind, syncer.current_binding, syncer.clients, manager.now, virtual, twins)
     controller = manager.controller(name, reconciler.reconcile)
     controller.watch(virtual)

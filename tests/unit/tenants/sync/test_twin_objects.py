@@ -19,7 +19,7 @@ from tapestry.kube.objects import Object, is_deleting, name_of, namespace_of, ob
 from tapestry.kube.resources import DISRUPTION_BUDGETS
 from tapestry.syncer.components import Syncer
 from tapestry.syncer.translate.metadata import source_metadata
-from tapestry.tenants.sync.twin_objects import NotSynced, wire_twins
+from tapestry.tenants.sync.twin_objects import NotSynced, TwinKind, wire_twin_kind
 
 from ...syncer.world import A_DAY, SERVED, rejecting
 from .twin_world import (
@@ -69,8 +69,8 @@ def needs_recreate(existing: Object, desired: Object) -> bool:
 
 
 def wire(syncer: Syncer) -> None:
-    options = {"needs_recreate": needs_recreate, "has_conditions": True}
-    wire_twins(syncer, "budgets", DISRUPTION_BUDGETS, desired_twin, reported, **options)
+    kind = TwinKind(DISRUPTION_BUDGETS, desired_twin, reported, needs_recreate, has_conditions=True)
+    wire_twin_kind(syncer, "budgets", kind)
 
 
 async def budget_of(world: TwinWorld, name: str = "shop") -> Object:

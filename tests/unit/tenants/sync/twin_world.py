@@ -21,7 +21,7 @@ from tapestry.syncer.components import Syncer, build_components
 from tapestry.syncer.config import SyncerConfig, SyncerLeaderElection
 from tapestry.syncer.switchable_transport import SwitchableTransport
 
-from ...syncer.world import A_DAY, SERVED, Link
+from ...syncer.world import A_DAY, SERVED, Link, LinkTransport
 
 BINDING, PLANE, MOUNT = "green", "plane-green", "tenant-green"
 CONFIG = SyncerConfig(
@@ -66,6 +66,15 @@ def is_about(*resources: Resource) -> Callable[[str], bool]:
 
 
 @dataclass
+class SyncerLink(Link):
+    """Connection of the syncer to its plane, in which it writes what others may not."""
+
+    def connect(self) -> Transport:
+        self._transports.append(LinkTransport(self, self.api.connect(as_syncer=True)))
+        return self._transports[-1]
+
+
+@dataclass
 class TwinWorld:
     """A plane and a host cluster. The test's own clients are never rejected or cut."""
 
@@ -101,8 +110,9 @@ class TwinWorld:
 
 async def new_twin_world(**spec: Any) -> TwinWorld:
     """Create both clusters and the binding; `spec` is part of the binding."""
-    apis = [InProcessApi(SERVED, now=running_clock().now, seed=number) for number in range(2)]
-    world = TwinWorld(*(Client(each.connect()) for each in apis), *map(Link, apis))
+    plane = InProcessApi(SERVED, now=running_clock().now, seed=0, is_plane=True)
+    host = InProcessApi(SERVED, now=running_clock().now, seed=1)
+    world = TwinWorld(Client(plane.connect()), Client(host.connect()), SyncerLink(plane), Link(host))
     await add_binding(world.plane, **spec)
     return world
 
