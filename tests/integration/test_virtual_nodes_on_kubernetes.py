@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.names import virtual_node_name
 from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.client.client import Client

@@ -2,26 +2,22 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
 from tapestry.apis import keys
+from tapestry.apis.field_types import DnsLabel, Name, NodeSelector, SecretReference
+from tapestry.apis.hostclusters import HostClusterSpec
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.kube.api_types import AS_SET, IMMUTABLE, ApiStruct, Conditions, cel_rule
 from tapestry.kube.crds import AGE, Column, Kind, decode_spec
 from tapestry.kube.objects import Object, labels_of, name_of, uid_of
 from tapestry.kube.resources import Resource
-from tapestry.kube.schemas import to_unstructured
-
-if TYPE_CHECKING:
-    from tapestry.apis.hostclusters import HostClusterSpec
 
 LAST_SEEN_INTERVAL = timedelta(minutes=5)
 """Maximum age of `status.lastSeen` while the physical cluster responds and nothing else changes."""
 
-Name = Annotated[str, Meta(min_length=1, max_length=253)]
-Key = Annotated[str, Meta(min_length=1, max_length=317)]  # prefix (253), slash, name (63)
 MetadataKey = Annotated[
     str,
     Meta(
@@ -29,40 +25,7 @@ MetadataKey = Annotated[
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/(\*|[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$",
     ),
 ]
-DnsLabel = Annotated[str, Meta(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 HandlePattern = Annotated[str, Meta(min_length=1, max_length=1024)]
-
-
-class SecretReference(ApiStruct):
-    """Reference to the Secret that holds the kubeconfig, under the key `kubeconfig`."""
-
-    name: Annotated[Name, Meta(description="Name of the Secret.")]
-    namespace: Annotated[DnsLabel, Meta(description="A namespace that the manager reads kubeconfigs from.")]
-
-
-class SelectorRequirement(ApiStruct):
-    key: Annotated[Key, Meta(description="Label key, or `metadata.name` for a field.")]
-    operator: Annotated[
-        Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"], Meta(description="Comparison operator.")
-    ]
-    values: Annotated[tuple[str, ...], Meta(description="Values to compare with.")] = ()
-
-
-class NodeSelectorTerm(ApiStruct):
-    match_expressions: Annotated[
-        tuple[SelectorRequirement, ...], Meta(description="Requirements on labels. All must match.")
-    ] = ()
-    match_fields: Annotated[
-        tuple[SelectorRequirement, ...], Meta(description="Requirements on fields. All must match.")
-    ] = ()
-
-
-class NodeSelector(ApiStruct):
-    """Node selector, as in the required node affinity of a pod.  A node matches if one term matches."""
-
-    node_selector_terms: Annotated[
-        tuple[NodeSelectorTerm, ...], Meta(min_length=1, description="Terms. At least one must match.")
-    ]
 
 
 class AllowedVolumes(ApiStruct):
@@ -421,7 +384,7 @@ class Binding:
     spec: ClusterBindingSpec
     manager_namespace: str = keys.SYSTEM_NAMESPACE
     """Namespace of the manager and the syncers in the virtual cluster; empty for a tenant, which has none there."""
-    host: "HostClusterSpec | None" = None
+    host: HostClusterSpec | None = None
     """Offer of the host cluster to a tenant; None for other bindings."""
 
     def owner_labels(self) -> dict[str, str]:
@@ -445,7 +408,7 @@ def binding_of(
     obj: Object,
     virtual_cluster_uid: str,
     manager_namespace: str = keys.SYSTEM_NAMESPACE,
-    host: "HostClusterSpec | None" = None,
+    host: HostClusterSpec | None = None,
 ) -> Binding:
     """Return the binding in `obj`.  Raise InvalidSpec if the spec does not decode."""
     virtual_cluster, spec = virtual_cluster_label(virtual_cluster_uid), decode_spec(CLUSTER_BINDING, obj)
@@ -455,8 +418,3 @@ def binding_of(
 def is_tenant(binding: Object) -> bool:
     """Return whether a binding connects a plane with a host cluster; no syncer is deployed for it."""
     return binding["spec"].get("virtualCluster") is not None
-
-
-def node_selector_object(selector: NodeSelector | None) -> Any:
-    """Return the selector in the form that `tapestry.kube.selectors.node_selector` reads."""
-    return to_unstructured(selector)

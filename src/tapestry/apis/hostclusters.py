@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import Name, NodeSelector, SecretReference
+from tapestry.apis.field_types import Name, NodeSelector, SecretReference
 from tapestry.kube.api_types import ApiStruct, Conditions
 from tapestry.kube.crds import AGE, Column, Kind
 from tapestry.kube.resources import Resource

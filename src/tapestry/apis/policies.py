@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from tapestry.apis.clusterbindings import Key, NodeSelector
+from tapestry.apis.field_types import Key, NodeSelector
 from tapestry.kube.api_types import QUANTITY_PATTERN, ApiStruct, Conditions, as_map
 from tapestry.kube.crds import AGE, Column, Kind
 from tapestry.kube.resources import Resource

@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, SecretReference, binding_of
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.permissions import IDENTITY_NAMESPACE
 from tapestry.apis.policies import POLICIES
 from tapestry.apis.release import install_command

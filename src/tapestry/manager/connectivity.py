@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tapestry.apis.clusterbindings import ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.permissions import (
     IDENTITY_NAMESPACE,
     Permission,

@@ -22,7 +22,8 @@ from urllib.parse import urlsplit
 import yaml
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, AllowedVolumes, SecretReference
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, AllowedVolumes
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.mount_labels import DEFAULT_MOUNT_NAMESPACE, enforced_level, virtual_cluster_of
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.permissions import (

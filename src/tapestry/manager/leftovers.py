@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import msgspec
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, SecretReference
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.ownership import delete_owned, owner_selector
 from tapestry.apis.permissions import IDENTITY_NAMESPACE

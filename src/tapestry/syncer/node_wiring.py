@@ -35,7 +35,7 @@ NODE_WORKERS = 16
 
 @dataclass(frozen=True)
 class NodeWiring:
-    """What others use of the controllers of virtual nodes."""
+    """Parts of the controllers of virtual nodes that others use."""
 
     leases: LeaseCache
     reclaimer: Reclaimer

@@ -79,7 +79,7 @@ V = TypeVar("V", bound=VolumesOfPods)
 
 @dataclass(frozen=True)
 class PodWiring(Generic[S, V]):
-    """What others use of the controllers of pods."""
+    """Parts of the controllers of pods that others use."""
 
     copies: CopyReconciler
     services: S

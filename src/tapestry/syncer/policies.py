@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import Binding, node_selector_object
+from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.field_types import node_selector_object
 from tapestry.apis.policies import MAX_SECONDS, POLICY, Amount, ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.kube.crds import decode_spec
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, value_at

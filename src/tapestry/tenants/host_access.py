@@ -1,4 +1,4 @@
-"""What the syncer of a tenant does for the API server of its plane: the nodes, their pods and the metrics API.
+"""Access of the API server of a plane to its host cluster: the nodes, their pods and the metrics API.
 
 The plane has authorized, admitted and counted each request, and audits it. In the host cluster, requests have the
 rights of the tenant's account, which has none outside the namespace of the tenant.

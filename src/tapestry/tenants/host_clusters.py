@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, SecretReference, is_tenant
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, is_tenant
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.hostclusters import HOST_CLUSTER, HOST_CLUSTERS, HostClusterSpec
 from tapestry.client.access import Access
 from tapestry.client.client import Client

@@ -54,7 +54,7 @@ class TenantSpecError(Exception):
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What the objects of a tenant depend on, besides its binding."""
+    """Values besides its binding that the objects of a tenant depend on."""
 
     api_servers: tuple[str, ...] = ()
     """Addresses of the host's API server."""

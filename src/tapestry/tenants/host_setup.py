@@ -46,7 +46,7 @@ class HostSetupError(Exception):
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a tenant has in its host cluster."""
+    """Objects of a tenant that are left in its host cluster."""
 
     references: tuple[str, ...] = ()
     """Kinds with the names of their objects."""

@@ -60,7 +60,7 @@ class Destination:
 
 @dataclass(frozen=True)
 class Destinations:
-    """What pods of a tenant need besides each other, and what they must not reach."""
+    """Addresses that pods of a tenant need besides each other, and those that they must not reach."""
 
     api: Destination | None = None
     """The API of the plane; None if pods cannot reach it."""

@@ -15,8 +15,13 @@ from tapestry.syncer.views import Twin
 STORAGE = "storage"
 
 
-def tenant_report(syncer: Syncer, leases: LeaseCache, plane: OpenPlane, claims: Iterable[Object]) -> Object:
-    """Return status fields of the binding. `claims` are the tenant's claims in the host cluster."""
+def tenant_report(
+    syncer: Syncer, leases: LeaseCache, plane: OpenPlane, claims: Iterable[Object], conditions: Iterable[Object]
+) -> Object:
+    """Return status fields of the binding.
+
+    `claims` are the tenant's claims in the host cluster, and `conditions` those of other controllers of its syncer.
+    """
     caches, binding, obj = syncer.caches, syncer.current_binding.get(), syncer.current_binding.object()
     if binding is None or obj is None:
         return {}
@@ -37,7 +42,7 @@ def tenant_report(syncer: Syncer, leases: LeaseCache, plane: OpenPlane, claims: 
             "namespaces": str(number_of(plane, NAMESPACES)),
             "services": str(number_of(plane, SERVICES)),
         },
-        "conditions": [condition, *([drained] if drained is not None else [])],
+        "conditions": [condition, *conditions, *([drained] if drained is not None else [])],
     }
 
 

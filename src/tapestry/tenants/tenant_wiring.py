@@ -1,6 +1,5 @@
 """Wiring of the syncer of a tenant: its controllers, and the watch events that requeue their keys."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tapestry.apis.clusterbindings import Binding
@@ -15,24 +14,21 @@ from tapestry.syncer.topdown.admitter import Admitter
 from tapestry.syncer.topdown.copies import CopyReconciler
 from tapestry.syncer.topdown.host_scheduling import HostScheduling, NeededNodes
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
-from tapestry.syncer.translate.pods import HostAlias
 from tapestry.syncer.views import VirtualPod
+from tapestry.tenants.host_access import wire_host_access
+from tapestry.tenants.leased_nodes import services_condition
+from tapestry.tenants.sync.services import TenantServices, wire_tenant_services
 from tapestry.tenants.tenant_report import tenant_report
 from tapestry.tenants.tenant_set import TenantSet, TenantSlot
 from tapestry.tenants.tenant_syncer import TenantSyncer
 
 
 @dataclass(frozen=True)
-class NoServices:
-    async def ensure(self, pod: VirtualPod, binding: Binding) -> None: ...
-
-    def aliases(self, _namespace: str) -> Sequence[HostAlias]:
-        return ()
-
-
-@dataclass(frozen=True)
 class NoVolumes:
-    async def ensure(self, pod: VirtualPod, binding: Binding) -> None: ...
+    """Volumes of a tenant without claims in its host cluster."""
+
+    async def ensure(self, pod: VirtualPod, binding: Binding) -> None:
+        """Return at once: no claim is synced."""
 
     def source_claim(self, _name: str, _uid: str) -> Object | None:
         return None
@@ -49,6 +45,7 @@ def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: Tena
     needed = NeededNodes(caches)
     is_pseudo = identity.schedules_on_host and not running.tenant.sync.nodes
     nodes = wire_nodes(syncer, needed.is_needed if is_pseudo else is_always_needed)
+    services = wire_tenant_services(syncer, running.tenant.addresses)
 
     def host_scheduling(writer: PodStatusWriter, admitter: Admitter, requeue_pod: RequeuePod) -> HostScheduling:
         open_nodes = OpenNodes(caches, nodes.leases, manager.now)
@@ -59,7 +56,7 @@ def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: Tena
         )
 
     pods = wire_pods(
-        *(syncer, nodes.leases, lambda _syncer, _requeue: NoServices(), no_volumes),
+        *(syncer, nodes.leases, lambda _syncer, _requeue: services, no_volumes),
         host_scheduling if identity.schedules_on_host else None,
     )
 
@@ -73,13 +70,21 @@ def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: Tena
         sends_probes=False,
     )
     manager.run_while_leading("partition", detector.run)
-    wire_report(tenants, syncer, nodes, plane, slot)
+    wire_host_access(running, plane)
+    wire_report(tenants, syncer, nodes, services, plane, slot)
 
 
-def wire_report(tenants: TenantSet, syncer: Syncer, nodes: NodeWiring, plane: OpenPlane, slot: TenantSlot) -> None:
+def wire_report(
+    tenants: TenantSet,
+    syncer: Syncer,
+    nodes: NodeWiring,
+    services: TenantServices,
+    plane: OpenPlane,
+    slot: TenantSlot,
+) -> None:
     """Report the usage of the tenant, some time after it has changed."""
     caches, name = syncer.caches, syncer.identity.binding_name
-    slot.report = lambda: tenant_report(syncer, nodes.leases, plane, ())
+    slot.report = lambda: tenant_report(syncer, nodes.leases, plane, (), [services_condition(services.leased_nodes)])
 
     async def report(_: str) -> None:
         tenants.reported(plane.id)
@@ -88,3 +93,4 @@ def wire_report(tenants: TenantSet, syncer: Syncer, nodes: NodeWiring, plane: Op
     controller.watch(caches.virtual_nodes, lambda _: [name], after=SUMMARY_SECONDS)
     controller.watch(caches.virtual_pods, lambda _: [name], after=SUMMARY_SECONDS)
     controller.watch(caches.physical_pods, lambda _: [name], after=SUMMARY_SECONDS)
+    services.leased_nodes.on_change(lambda: controller.queue.add(name))

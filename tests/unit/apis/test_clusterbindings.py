@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDING, Binding, ClusterBindingSpec, binding_of, node_selector_object
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, Binding, ClusterBindingSpec, binding_of
+from tapestry.apis.field_types import node_selector_object
 from tapestry.kube.crds import InvalidSpec, crd, decode_spec
 from tapestry.kube.objects import Object
 from tapestry.kube.selectors import node_selector

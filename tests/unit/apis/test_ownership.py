@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.ownership import OWNED_RESOURCES, capped_grace_seconds, delete_owned, owner_selector
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, run, running_clock, specimen

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tapestry.apis.clusterbindings import ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.permissions import SYNCER_IN_PHYSICAL, Placeholder
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport

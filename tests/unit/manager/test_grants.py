@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import AllowedVolumes, ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import AllowedVolumes, ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, specimen
 from tapestry.kube.objects import Object, object_named, uid_of, with_value

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.kube.objects import Object
 from tapestry.kube.selectors import EVERY_NODE
 from tapestry.syncer.cache_transforms import with_changed_at

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.names import virtual_node_name
 from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.kube.conditions import find_condition

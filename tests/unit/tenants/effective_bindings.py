@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec import structs
 
-from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.hostclusters import HostClusterSpec
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.tenants.tenant_binding import TenantAddresses, tenant_binding

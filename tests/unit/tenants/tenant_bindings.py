@@ -3,7 +3,8 @@
 from typing import Any
 
 from tapestry.apis.clusterbindings import Binding, binding_of
-from tapestry.apis.hostclusters import HostClusterSpec, SecretReference
+from tapestry.apis.field_types import SecretReference
+from tapestry.apis.hostclusters import HostClusterSpec
 
 PLANE = "blue"
 

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
-from tapestry.kube.objects import value_at
-from tapestry.kube.resources import NODES, PODS
+from tapestry.client.watch import wait_for
+from tapestry.kube.conditions import find_condition
+from tapestry.kube.objects import object_named, value_at
+from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS, SERVICES
 
-from .running_tenants import host_world, run_pod
+from .running_tenants import TIMEOUT, host_world, pod_named, run_pod, wait_for_pod
 
 
 async def test_pod_of_plane_runs_in_host_cluster(tmp_path: Path) -> None:
@@ -16,3 +18,44 @@ async def test_pod_of_plane_runs_in_host_cluster(tmp_path: Path) -> None:
         assert [each["metadata"]["name"] for each in await client.list(NODES)] == [node]
         twins = await world.host.client.list(PODS, labels="tapestry.io/managed-by=tapestry")
         assert [value_at(each, "spec", "nodeName") for each in twins] == [node]
+
+
+async def test_service_gets_address_of_host_cluster(tmp_path: Path) -> None:
+    async with host_world(tmp_path) as world:
+        client = world.tenant_client(await world.add_tenant("blue"))
+        await client.create(SERVICES, {**object_named("web", "default"), "spec": {"ports": [{"port": 80}]}})
+        found = await wait_for(
+            *(client, SERVICES, "web", "default"),
+            until=lambda each: bool(value_at(each, "spec", "clusterIP")),
+            timeout=TIMEOUT,
+        )
+        twins = await world.host.client.list(SERVICES, labels="tapestry.io/managed-by=tapestry")
+        assert value_at(found, "spec", "clusterIP") in [value_at(each, "spec", "clusterIP") for each in twins]
+
+
+async def test_pod_with_configmap_secret_and_token_runs(tmp_path: Path) -> None:
+    async with host_world(tmp_path) as world:
+        client = world.tenant_client(await world.add_tenant("blue"))
+        await client.create(CONFIGMAPS, {**object_named("settings", "default"), "data": {"a": "1"}})
+        await client.create(SECRETS, {**object_named("keys", "default"), "stringData": {"b": "2"}})
+        volumes = [
+            {"name": "settings", "configMap": {"name": "settings"}},
+            {"name": "keys", "secret": {"secretName": "keys"}},
+        ]
+        await run_pod(client, volumes=volumes)
+        secrets = await world.host.client.list(SECRETS, labels="tapestry.io/managed-by=tapestry")
+        assert len(secrets) == 2  # the copy, and the token of the pod
+
+
+async def test_unschedulable_pod_shows_message_of_host(tmp_path: Path) -> None:
+    async with host_world(tmp_path) as world:
+        client = world.tenant_client(await world.add_tenant("blue"))
+        pod = pod_named("large")
+        pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1000"}}
+        await client.create(PODS, pod)
+
+        def is_reported(each: object) -> bool:
+            condition = find_condition(value_at(each, "status", "conditions"), "PodScheduled")
+            return condition is not None and "Insufficient cpu" in condition.get("message", "")
+
+        assert not (await wait_for_pod(client, "large", is_reported))["spec"].get("nodeName")

@@ -99,8 +99,8 @@ async def test_removal_spares_other_tenants() -> None:
     _, client = host_cluster()
     mine, other = tenant_binding(), tenant_binding(plane="green", uid="99999999-2222-4333-8444-555555555555")
     await apply_tenant(client, mine, FACTS)
-    kept = await apply_tenant(client, other, FACTS)
+    remaining = await apply_tenant(client, other, FACTS)
     assert (await remove_tenant(client, mine)).references == (f"Namespace {host_namespace(mine)}",)
     names = {name_of(each) for each in await client.list(NAMESPACES) if "deletionTimestamp" not in each["metadata"]}
-    assert kept in names
+    assert remaining in names
     assert host_namespace(mine) not in names

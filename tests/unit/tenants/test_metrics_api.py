@@ -99,7 +99,7 @@ async def test_node_has_the_usage_of_the_tenants_pods(world: World) -> None:
     assert (await world.get("/nodes/n2"))["usage"] == found["n2"]
 
 
-async def test_host_is_asked_on_request_and_not_again_at_once(world: World) -> None:
+async def test_host_is_queried_on_request_and_then_cached(world: World) -> None:
     await world.get("")
     assert world.host.lists == 0
     await world.get("/pods")

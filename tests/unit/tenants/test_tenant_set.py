@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tapestry.apis.clusterbindings import TenantSync
 from tapestry.client.access import Access
 from tapestry.controller.testing import in_virtual_time
 from tapestry.tenants.host_connection import HostConnection
@@ -16,6 +17,7 @@ def new_tenant(binding_uid: str = "uid-1", plane_id: str = "blue", **fields: str
         binding_name="blue",
         binding_uid=binding_uid,
         schedules_on_host=True,
+        sync=TenantSync(),
         host=HostConnection("east"),
         addresses=TenantAddresses(),
         access=Access("https://east.example"),
@@ -44,11 +46,12 @@ async def test_removal_waits_for_the_end_of_the_syncer() -> None:
     slot = tenants.slot("blue")
     slot.stopped.clear()
     assert tenants.is_running("blue")
-    removal = asyncio.ensure_future(tenants.remove("blue", "uid-1"))
-    await asyncio.sleep(60)
-    assert not removal.done()
-    assert (tenants.get("blue"), slot.changed.is_set()) == (None, True)
-    slot.stopped.set()
+    async with asyncio.TaskGroup() as group:
+        removal = group.create_task(tenants.remove("blue", "uid-1"))
+        await asyncio.sleep(60)
+        assert not removal.done()
+        assert (tenants.get("blue"), slot.changed.is_set()) == (None, True)
+        slot.stopped.set()
     await removal
     assert not tenants.is_running("blue")
 

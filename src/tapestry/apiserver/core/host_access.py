@@ -37,7 +37,7 @@ class MetricsApi(Protocol):
 
 
 class Syncer(Protocol):
-    """What the syncer of a host cluster does for the server of its plane."""
+    """Services of the syncer of a host cluster for the server of its plane."""
 
     @property
     def nodes(self) -> NodeProxy: ...

@@ -30,7 +30,7 @@ from tapestry.tenants.sync.service_translation import (
     slice_needs_recreate,
     with_allocated_values,
 )
-from tapestry.tenants.sync.twin_objects import NotSynced, NoTwin, TwinKind, wire_twin_kind
+from tapestry.tenants.sync.twin_objects import NotSynced, TwinKind, wire_twin_kind
 from tapestry.tenants.tenant_binding import TenantAddresses
 
 NOT_OF_CONTROLLERS = f"{SLICE_MANAGER}!=endpointslice-controller.k8s.io"

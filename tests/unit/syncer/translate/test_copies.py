@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.kube.errors import Forbidden, Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of
 from tapestry.kube.patches import apply_merge_patch

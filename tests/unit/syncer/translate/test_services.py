@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.kube.names import dns_1035_label_error
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of
 from tapestry.syncer.translate.metadata import source_key

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apis.clusterbindings import AllowedVolumes, Binding, ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import AllowedVolumes, Binding, ClusterBindingSpec
+from tapestry.apis.field_types import SecretReference
 from tapestry.apis.names import physical_name
 from tapestry.kube.objects import Object, annotations_of, labels_of, without_field
 from tapestry.kube.pod_references import secrets_of

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tapestry.apis import keys
+from tapestry.apis.names import physical_name
 from tapestry.client.client import Client
 from tapestry.client.transport import Transport
 from tapestry.client.watch import wait_for
@@ -338,13 +339,13 @@ async def slice_follows_pods(plane: Client, host: Client) -> None:
     await plane.create(SERVICES, new_service(selector=None))
     await plane.create(ENDPOINT_SLICES, new_slice("10.2.0.1", "10.2.0.2"))
     world = TwinWorld(plane, host, up=None, down=None)  # type: ignore[arg-type]
+    binding = await the_binding(plane)
+    twin = physical_name(binding.virtual_cluster, binding.uid, "team-a", "shop-1")
     for number in (1, 2):
         await add_twin_of_pod(world, f"pod-{number}", pod=f"10.2.0.{number}", node="192.168.0.1")
-        while len(await addresses(world)) < number:
-            await asyncio.sleep(1)
+        await wait_for(host, ENDPOINT_SLICES, twin, MOUNT, until=has_endpoints(number), timeout=A_DAY)
     await plane.delete(ENDPOINT_SLICES, object_named("shop-1", "team-a"))
-    while await addresses(world):
-        await asyncio.sleep(1)
+    await wait_for(host, ENDPOINT_SLICES, twin, MOUNT, until=lambda each: each is None, timeout=A_DAY)
     await service_until(plane, lambda service: bool(value_at(service, "spec", "clusterIP")))
     await asyncio.sleep(400)
 
@@ -356,6 +357,10 @@ async def twin_name(plane: Client) -> str:
 async def service_until(plane: Client, until: Callable[[Object], bool]) -> None:
     is_reached = lambda service: service is not None and until(service)  # noqa: E731
     await wait_for(plane, SERVICES, "shop", "team-a", until=is_reached, timeout=A_DAY)
+
+
+def has_endpoints(number: int) -> Callable[[Object | None], bool]:
+    return lambda slice: slice is not None and len(slice["endpoints"]) == number
 
 
 def has_type(type: str) -> Callable[[Object | None], bool]:
