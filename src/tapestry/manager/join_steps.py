@@ -44,10 +44,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Cluster:
-    """One of the two clusters, with administrator access."""
+    """One of two clusters, with administrator access."""
 
     role: str
-    """`virtual` or `physical`."""
+    """`virtual` or `physical`; for tenants `management` or `host`."""
     client: Client
     report: Callable[[Step], None]
 
@@ -90,7 +90,7 @@ class Cluster:
                 applied, result = current, StepResult.UNCHANGED
             else:
                 raise JoinError(
-                    f"{subject} in the {self.role} cluster was not created by join; delete it, or use another name"
+                    f"{subject} in the {self.role} cluster was not created by Tapestry; delete it, or use another name"
                 )
         except Forbidden as error:
             raise JoinError(

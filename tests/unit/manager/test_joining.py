@@ -438,7 +438,9 @@ def test_foreign_objects_are_not_taken_over(resource: Resource, obj: Object, sid
         cluster: Cluster = getattr(world, side)
         name = account_name(await world.uid(), "east") if side == "physical" else name_of(obj)
         await cluster.client.create(resource, {"metadata": {**obj["metadata"], "name": name}})
-        with pytest.raises(JoinError, match=f"{resource.kind} .*{name} in the {side} cluster was not created by join"):
+        with pytest.raises(
+            JoinError, match=f"{resource.kind} .*{name} in the {side} cluster was not created by Tapestry"
+        ):
             await world.join()
 
     in_a_world(scenario)

@@ -1,42 +1,38 @@
 """Host clusters with simulated kubelets, and processes of planes whose tenants run there."""
 
-import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.planes import PLANES, plane_id
-from tapestry.apis.policies import POLICIES
-from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.apiserver.core.requests import MASTERS_GROUP, User
 from tapestry.cli.planes import mounted_routes
 from tapestry.client.client import Client
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.watch import wait_for
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object, object_named, value_at
-from tapestry.kube.resources import CLUSTER_ROLES, PODS, SECRETS
+from tapestry.kube.resources import PODS
 from tapestry.local.cluster import ClusterPlan, run_kubelets
 from tapestry.local.control_planes import RunningCluster, tapestry_control_plane
+from tapestry.manager.join_steps import Cluster
 from tapestry.planes.app import PlaneProcess, client_of, run_planes
 from tapestry.planes.config import PlanesConfig
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.tenants.app import run_tenants
-from tapestry.tenants.host_clusters import HOSTS_NAMESPACE
-from tapestry.tenants.host_objects import ACCOUNT
+from tapestry.tenants.host_registration import AddedHost, HostPlan, add_host
+
+from .host_requests import HostRequests, described
 
 TIMEOUT = 30.0
 TENANT_ADMIN = User("admin", (MASTERS_GROUP,))
-TENANT_ROLE_RULES = [
-    {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
-]
 
 
 @dataclass(frozen=True)
@@ -46,15 +42,18 @@ class HostWorld:
     host: RunningCluster
     process: PlaneProcess
     management: Client
+    requests: HostRequests
 
     async def add_host(self, kubeconfig: Path, name: str = "east", policy: Object | None = None, **spec: Any) -> None:
-        """Add the host cluster with the credential of its administrator, and a policy for all of its nodes."""
-        data = {"kubeconfig": self_contained(kubeconfig)}
-        await self.management.create(SECRETS, {**object_named(name, HOSTS_NAMESPACE), "data": data})
-        reference = {"name": name, "namespace": HOSTS_NAMESPACE}
-        host = {**object_named(name), "spec": {"secretRef": reference, "allowLoopback": True, **spec}}
-        await self.management.create(HOST_CLUSTERS, host)
-        await self.management.create(POLICIES, {**object_named(name), "spec": {"cluster": name, **(policy or {})}})
+        """Add the host cluster as `tapestry host add` does: with limited rights, and a policy for all of its nodes."""
+        access = load_access([kubeconfig], None, environ={})
+        async with Client(HttpTransport(access)) as host:
+            clusters = AddedHost(
+                Cluster("management", self.management, print), Cluster("host", host, print), access, HttpTransport
+            )
+            policies = ({"spec": policy},) if policy is not None else ()
+            plan = HostPlan(name, {"allowLoopback": True, **spec}, policies=policies)
+            await add_host(plan, clusters, datetime.now(UTC))
 
     async def add_tenant(self, plane: str, host: str = "east", **spec: Any) -> str:
         """Create a plane with a tenant, wait until it runs, and return the id of the plane."""
@@ -90,20 +89,22 @@ class HostWorld:
 
 @asynccontextmanager
 async def host_world(folder: Path, nodes: int = 2, **options: Any) -> AsyncIterator[HostWorld]:
-    """Run a host cluster with simulated nodes, added as `east`, and a process of planes."""
+    """Run a host cluster with simulated nodes, added as `east`, and a process of planes.
+
+    Fail if the process lacked a right in the host cluster.
+    """
+    requests = HostRequests()
     plan = ClusterPlan(folder / "host", nodes=nodes)
     config = PlanesConfig(**{"data": str(folder / "planes"), "name": "here", "address": "127.0.0.1:0", **options})
     async with (
         tapestry_control_plane(plan.folder) as host,
         run_kubelets(plan, host),
-        run_planes(config, mounted_routes, extension=run_tenants) as process,
+        run_planes(config, mounted_routes, extension=partial(run_tenants, connect=requests.connect)) as process,
     ):
-        world = HostWorld(host, process, client_of(process.management))
-        await host.client.create(CLUSTER_ROLES, {**object_named(ACCOUNT), "rules": TENANT_ROLE_RULES})
-        priority = {**object_named(keys.PRIORITY_CLASS), "value": -10000, "preemptionPolicy": "Never"}
-        await host.client.create(PRIORITY_CLASSES, priority)
+        world = HostWorld(host, process, client_of(process.management), requests)
         await world.add_host(plan.folder / "kubeconfig")
         yield world
+    assert list(described(requests.denied)) == []
 
 
 async def run_pod(client: Client, name: str = "work", **spec: Any) -> Object:
@@ -126,12 +127,3 @@ async def wait_for_pod(client: Client, name: str, until: Callable[[Object | None
     found = await wait_for(client, PODS, name, "default", until=until, timeout=TIMEOUT)
     assert found is not None
     return found
-
-
-def self_contained(kubeconfig: Path) -> str:
-    """Return a kubeconfig with its CA certificates, in base64."""
-    document = yaml.safe_load(kubeconfig.read_text())
-    cluster = document["clusters"][0]["cluster"]
-    certificates = Path(cluster.pop("certificate-authority")).read_bytes()
-    cluster["certificate-authority-data"] = base64.b64encode(certificates).decode()
-    return base64.b64encode(yaml.safe_dump(document).encode()).decode()

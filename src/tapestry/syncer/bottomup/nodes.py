@@ -148,7 +148,7 @@ class NodeReconciler:
 
     async def only_virtual(self, name: str, existing: Object, now: datetime) -> Result | None:
         """Withdraw the virtual node after a live read confirms that its physical node is deleted."""
-        live = await self.clients.physical.find(NODES, name)
+        live = await self.clients.physical_reads.find(NODES, name)
         if live is not None and not is_deleting(live) and not is_replaced_node(live, existing):
             return Result(requeue_after=1)  # the cache will see it
         return await self.withdraw(

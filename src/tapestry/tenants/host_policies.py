@@ -1,0 +1,230 @@
+"""Admission policies of a host cluster, for the account of the process of planes and for the accounts of tenants.
+
+Roles cannot say in which namespaces the account of the process may write, because these do not exist yet, nor which
+objects of a namespace an account may change. `tapestry host add` installs both policies before it grants any rights.
+Neither account may change them.
+"""
+
+from collections.abc import Iterator
+
+from tapestry.apis import keys
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import (
+    CLUSTER_ROLES,
+    CONFIGMAPS,
+    DISRUPTION_BUDGETS,
+    ENDPOINT_SLICES,
+    INGRESSES,
+    LIMIT_RANGES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    RESOURCE_QUOTAS,
+    ROLE_BINDINGS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+)
+from tapestry.manager.admission_policies import cel, label, only_for, policy_with_binding, rule
+from tapestry.manager.volume_policies import POD_SOURCES
+from tapestry.tenants.host_connection import SHARED_NAMESPACE
+from tapestry.tenants.host_objects import ACCOUNT, NAMESPACE_PREFIX
+from tapestry.tenants.host_rights import HOST_ACCOUNT
+from tapestry.tenants.tenant_binding import ISOLATION_LEVELS
+
+HOST_POLICY, TENANT_POLICY = "tapestry-host", "tapestry-tenants"
+ACCOUNTS = "system:serviceaccount:"
+SYSTEM_PRIORITIES = "system-"
+"""Prefix of the PriorityClasses of Kubernetes itself."""
+
+HOST_RESOURCES = {
+    NAMESPACES: ("namespaces",),
+    SERVICE_ACCOUNTS: ("serviceaccounts", "serviceaccounts/token"),
+    **{
+        kind: (kind.plural,)
+        for kind in (ROLE_BINDINGS, RESOURCE_QUOTAS, LIMIT_RANGES, NETWORK_POLICIES, SERVICES, ENDPOINT_SLICES)
+    },
+}
+TENANT_RESOURCES = {
+    kind: (kind.plural,)
+    for kind in (
+        *(PODS, CONFIGMAPS, SECRETS, SERVICES, ENDPOINT_SLICES, PERSISTENT_VOLUME_CLAIMS),
+        *(INGRESSES, NETWORK_POLICIES, DISRUPTION_BUDGETS),
+    )
+}
+
+VARIABLES = [
+    {"name": "current", "expression": "object != null ? object : oldObject"},
+    {"name": "tenant", "expression": label("namespaceObject", keys.CLUSTER_BINDING_UID)},
+    {"name": "oldTenant", "expression": label("oldObject", keys.CLUSTER_BINDING_UID)},
+    {"name": "newTenant", "expression": label("object", keys.CLUSTER_BINDING_UID)},
+]
+SIDES = (("oldObject", "oldTenant"), ("object", "newTenant"))
+"""The object before and after a write, with the variables that name their tenants."""
+
+
+def host_policies() -> Iterator[Object]:
+    """Yield both policies and their bindings."""
+    is_host = f"request.userInfo.username == {cel(f'{ACCOUNTS}{SHARED_NAMESPACE}:{HOST_ACCOUNT}')}"
+    is_tenant = (
+        f"request.userInfo.username.startsWith({cel(f'{ACCOUNTS}{NAMESPACE_PREFIX}')})"
+        f" && request.userInfo.username.endsWith({cel(f':{ACCOUNT}')})"
+    )
+    for name, condition, resources, rules in (
+        (HOST_POLICY, is_host, HOST_RESOURCES, list(host_rules())),
+        (TENANT_POLICY, is_tenant, TENANT_RESOURCES, list(tenant_rules())),
+    ):
+        for obj in policy_with_binding(name, condition, resources, VARIABLES, rules):
+            labels = {**obj["metadata"]["labels"], keys.MANAGED_BY: keys.TAPESTRY}
+            yield {**obj, "metadata": {**obj["metadata"], "labels": labels}}
+
+
+# -- the account of the process of planes
+
+
+def host_rules() -> Iterator[Object]:
+    yield from namespace_rules()
+    yield from setup_rules()
+    yield from account_rules()
+    spec = "object.spec"
+    yield rule(
+        only_for(
+            ["services"],
+            f"object == null || (!has({spec}.type) || {spec}.type == 'ClusterIP')"
+            f" && (!has({spec}.externalIPs) || size({spec}.externalIPs) == 0)"
+            f" && (!has({spec}.selector) || size({spec}.selector) == 0)",
+        ),
+        "the account of the planes may only write Services without a selector and without external addresses",
+    )
+
+
+def namespace_rules() -> Iterator[Object]:
+    """Yield the rules for namespaces: only those of tenants, which stay those of the same tenant."""
+    marked = " && ".join(
+        f"({obj} == null || {label(obj, keys.MANAGED_BY)} == {cel(keys.TAPESTRY)}"
+        f" && {label(obj, keys.VIRTUAL_CLUSTER)} != '' && variables.{tenant} != '')"
+        for obj, tenant in SIDES
+    )
+    yield rule(
+        only_for(
+            ["namespaces"],
+            f"variables.current.metadata.name.startsWith({cel(NAMESPACE_PREFIX)}) && {marked}"
+            " && (object == null || oldObject == null || variables.oldTenant == variables.newTenant)",
+        ),
+        f"the account of the planes may only write namespaces {NAMESPACE_PREFIX}* with the labels of a tenant",
+    )
+    levels = cel(sorted(ISOLATION_LEVELS.values()))
+    yield rule(
+        only_for(["namespaces"], f"object == null || {label('object', keys.POD_SECURITY_ENFORCE)} in {levels}"),
+        "a namespace of a tenant enforces the Pod Security level restricted or baseline",
+    )
+
+
+def setup_rules() -> Iterator[Object]:
+    """Yield the rules for objects in namespaces: only the setup of tenants."""
+    is_own_token = (
+        f"request.resource.resource == 'serviceaccounts' && request.namespace == {cel(SHARED_NAMESPACE)}"
+        f" && request.name == {cel(HOST_ACCOUNT)} && {is_token_request()}"
+    )
+    place = f"request.namespace.startsWith({cel(NAMESPACE_PREFIX)}) && variables.tenant != ''"
+    is_labelled = f"{label('namespaceObject', keys.MANAGED_BY)} == {cel(keys.TAPESTRY)}"
+    yield rule(
+        f"request.resource.resource == 'namespaces' || {is_own_token} || {place} && {is_labelled}",
+        "the account of the planes may only write in the namespaces of tenants",
+    )
+    marked = " && ".join(
+        f"({obj} == null || {label(obj, keys.TENANT_SETUP)} == 'true' && variables.{tenant} == variables.tenant)"
+        for obj, tenant in SIDES
+    )
+    yield rule(
+        f"request.resource.resource == 'namespaces' || {is_token_request()} || {marked}",
+        f"the account of the planes may only write objects with the label {keys.TENANT_SETUP} of the same tenant",
+    )
+
+
+def account_rules() -> Iterator[Object]:
+    """Yield the rules for accounts of tenants: one with fixed rights in each namespace, and its tokens."""
+    name = f"({is_token_request()} ? request.name : variables.current.metadata.name)"
+    yield rule(
+        only_for(["serviceaccounts"], f"request.namespace == {cel(SHARED_NAMESPACE)} || {name} == {cel(ACCOUNT)}"),
+        f"the account of the planes may only write ServiceAccounts {ACCOUNT}, and request their tokens and its own",
+    )
+    subject = f"each.kind == 'ServiceAccount' && each.name == {cel(ACCOUNT)} && each.namespace == request.namespace"
+    role = f"object.roleRef.kind == {cel(CLUSTER_ROLES.kind)} && object.roleRef.name == {cel(ACCOUNT)}"
+    yield rule(
+        only_for(
+            ["rolebindings"],
+            f"object == null || {role} && (!has(object.subjects) || object.subjects.all(each, {subject}))",
+        ),
+        f"the account of the planes may only bind ClusterRole {ACCOUNT} to the account of the same namespace",
+    )
+
+
+def is_token_request() -> str:
+    return "(has(request.subResource) && request.subResource == 'token')"
+
+
+# -- the accounts of tenants
+
+
+def tenant_rules() -> Iterator[Object]:
+    own = " && ".join(
+        f"({obj} == null || variables.{tenant} != '' && variables.{tenant} == variables.tenant"
+        f" && {label(obj, keys.MANAGED_BY)} == {cel(keys.TAPESTRY)} && {label(obj, keys.TENANT_SETUP)} == '')"
+        for obj, tenant in SIDES
+    )
+    yield rule(own, "a tenant may only write objects with its labels, and not those of its setup")
+    yield from pod_rules()
+    yield rule(
+        only_for(
+            ["secrets"], "object == null || !has(object.type) || object.type != 'kubernetes.io/service-account-token'"
+        ),
+        "type: a tenant may have no tokens of accounts in the host cluster",
+    )
+    yield from service_rules()
+
+
+def pod_rules() -> Iterator[Object]:
+    creates, spec = "request.operation != 'CREATE'", "object.spec"
+    yield rule(
+        only_for(
+            ["pods"],
+            f"{creates} || has({spec}.automountServiceAccountToken) && !{spec}.automountServiceAccountToken"
+            f" && (!has({spec}.serviceAccountName) || {spec}.serviceAccountName in ['', 'default'])",
+        ),
+        "spec.serviceAccountName: pods of a tenant have no account in the host cluster",
+    )
+    sources = " || ".join(f"has(volume.{source})" for source in POD_SOURCES)
+    no_token = (
+        "!has(volume.projected) || !has(volume.projected.sources)"
+        " || volume.projected.sources.all(each, !has(each.serviceAccountToken))"
+    )
+    volumes = f"{spec}.volumes.all(volume, ({sources}) && ({no_token}))"
+    yield rule(
+        only_for(["pods"], f"{creates} || !has({spec}.volumes) || {volumes}"),
+        f"spec.volumes: only {', '.join(POD_SOURCES)} are allowed, and no tokens",
+    )
+    priority = f"{spec}.priorityClassName"
+    yield rule(
+        only_for(["pods"], f"{creates} || !has({priority}) || !{priority}.startsWith({cel(SYSTEM_PRIORITIES)})"),
+        "spec.priorityClassName: a tenant may not have the priority of the system",
+    )
+
+
+def service_rules() -> Iterator[Object]:
+    """Yield the rules for Services: what the labels of the namespace allow."""
+    spec, type = "object.spec", "(has(object.spec.type) ? object.spec.type : 'ClusterIP')"
+    no_balancer_ports = f"has({spec}.allocateLoadBalancerNodePorts) && !{spec}.allocateLoadBalancerNodePorts"
+    no_ports = f"(!has({spec}.ports) || {spec}.ports.all(each, !has(each.nodePort) || each.nodePort == 0))"
+    node_ports = f"{type} != 'NodePort' && ({type} != 'LoadBalancer' || {no_balancer_ports}) && {no_ports}"
+    yield service_rule("node-ports", node_ports, "spec.type: this tenant may have no node ports")
+    external_ips = f"!has({spec}.externalIPs) || size({spec}.externalIPs) == 0"
+    yield service_rule("external-ips", external_ips, "spec.externalIPs: this tenant may have no external addresses")
+    yield service_rule("external-names", f"{type} != 'ExternalName'", "spec.type: this tenant may have no ExternalName")
+
+
+def service_rule(permission: str, expression: str, message: str) -> Object:
+    """Return a rule for Services in namespaces whose labels do not allow something."""
+    allowed = f"{label('namespaceObject', keys.ALLOWS_PREFIX + permission)} == 'true'"
+    return rule(only_for(["services"], f"object == null || {allowed} || {expression}"), message)
