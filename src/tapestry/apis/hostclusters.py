@@ -67,6 +67,14 @@ class HostClusterSpec(ApiStruct):
             " for example public addresses of nodes and pods.",
         ),
     ] = ()
+    pod_ranges: Annotated[
+        tuple[Annotated[str, Meta(max_length=49, pattern="^[0-9a-fA-F:.]+(/[0-9]{1,3})?$")], ...],
+        Meta(
+            max_length=16,
+            description="Address ranges of pods to which the process of the planes has a route. It calls webhooks and"
+            " API servers in them directly, and all others by port-forward.",
+        ),
+    ] = ()
     allow_loopback: Annotated[
         bool, Meta(description="Allow a kubeconfig that leads to this machine, for tests and local worlds.")
     ] = False

@@ -348,9 +348,9 @@ def build_server(
         ResourceStep(is_one_of(*PROTECTION_FINALIZERS), protect_storage_object),
     )
     egress = egress_policy(config)
-    webhook_client = WebhookClient(store, rng, egress.check_webhook)
-    converter = Converter(webhook_client, definitions)
     host_access = HostAccess(lambda: syncer_restriction.is_enabled)
+    webhook_client = WebhookClient(store, rng, egress, host_access)
+    converter = Converter(webhook_client, definitions)
     kubelets = KubeletClient(store, config.kubelet, egress.check_kubelet, host_access)
     webhooks = AdmissionWebhooks(
         store, registry, webhook_client, converter, authorize, Pipeline(decoding), Pipeline(plugins)

@@ -1,7 +1,6 @@
 """Client side of an HTTP upgrade: one request, after which the connection is a byte stream."""
 
 import asyncio
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +8,8 @@ from dataclasses import dataclass, field
 import httptools
 
 from tapestry.process.lookups import Lookups
-from tapestry.streams.connection import Connection, SocketConnection, enable_keepalive
+from tapestry.streams.connection import Connection, SocketConnection
+from tapestry.streams.sockets import connected_socket, connection_on
 
 CONNECT_SECONDS = 30.0
 RESPONSE_SECONDS = 30.0
@@ -45,32 +45,17 @@ async def dial(
 
     The certificate of the server is for `server_name`, or for the host.
     """
-    loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_SECONDS):
         addresses = await Lookups().addresses(host, port)
         failure: OSError = OSError(f"{host} has no address")
         for family, kind, protocol, _, address in addresses:
             if check is not None:
                 check(str(address[0]))
-            sock = socket.socket(family, kind, protocol)
             try:
-                sock.setblocking(False)
-                enable_keepalive(sock)
-                await loop.sock_connect(sock, address)
-                _, connection = await loop.create_connection(
-                    SocketConnection,
-                    sock=sock,
-                    ssl=tls,
-                    server_hostname=(server_name or host) if tls is not None else None,
-                )
+                sock = await connected_socket(family, kind, protocol, address)
+                return await connection_on(sock, tls, server_name or host)
             except OSError as error:
-                sock.close()
                 failure = error
-            except BaseException:
-                sock.close()
-                raise
-            else:
-                return connection
         raise failure
 
 

@@ -8,6 +8,8 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
+from tapestry.apis.hostclusters import HostClusterSpec
+from tapestry.apiserver.core.egress import egress_policy
 from tapestry.client.client import Client
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object, name_of, split_key
@@ -22,6 +24,7 @@ from tapestry.nodeproxy.usage import UsageReader
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.syncer.components import Syncer
 from tapestry.tenants.metrics_api import TenantMetrics
+from tapestry.tenants.pod_sockets import PodTunnels, TenantPods
 from tapestry.tenants.tenant_syncer import TenantSyncer
 from tapestry.tenants.twin_usage import usage_source
 
@@ -32,6 +35,7 @@ class TenantHost:
 
     nodes: InProcessKubelet
     metrics: TenantMetrics
+    pods: TenantPods
 
 
 def wire_host_access(running: TenantSyncer, plane: OpenPlane) -> None:
@@ -40,7 +44,8 @@ def wire_host_access(running: TenantSyncer, plane: OpenPlane) -> None:
     manager, access = parts.manager, plane.opened.server.host_access
     sessions = Sessions(twins_of(parts), identity=manager.identity)
     kubelet = in_process_kubelet(parts, sessions)
-    host = TenantHost(kubelet, tenant_metrics(parts, kubelet.usage))
+    pods = tenant_pods(running, plane, kubelet.streams)
+    host = TenantHost(kubelet, tenant_metrics(parts, kubelet.usage), pods)
 
     async def serve() -> None:
         with access.served_by(host):
@@ -49,6 +54,7 @@ def wire_host_access(running: TenantSyncer, plane: OpenPlane) -> None:
 
     manager.run_always("stream-sessions", sessions.watch)
     manager.run_always("host-access", serve)
+    manager.run_always("pod-tunnels", pods.tunnels.run)
 
 
 async def create_reader_role(virtual: Client) -> None:
@@ -68,6 +74,17 @@ def tenant_metrics(parts: Syncer, usage: UsageReader) -> TenantMetrics:
         pods=lambda: (each.object for each in caches.virtual_pods.store.list() if each.node),
         now=parts.manager.now,
     )
+
+
+def tenant_pods(running: TenantSyncer, plane: OpenPlane, streams: StreamRelay) -> TenantPods:
+    """Return the connections to the pods of a tenant."""
+
+    def host() -> HostClusterSpec | None:
+        binding = running.binding.get()
+        return binding.host if binding is not None else None
+
+    policy = egress_policy(plane.opened.config)
+    return TenantPods(running.syncer.caches, host, PodTunnels(streams), policy.check_pod_of_host)
 
 
 def twins_of(parts: Syncer) -> TwinLookup:

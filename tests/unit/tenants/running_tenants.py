@@ -123,7 +123,9 @@ def pod_named(name: str, namespace: str = "default", **spec: Any) -> Object:
     return {**object_named(name, namespace), "spec": {"containers": [container], "securityContext": security, **spec}}
 
 
-async def wait_for_pod(client: Client, name: str, until: Callable[[Object | None], bool]) -> Object:
-    found = await wait_for(client, PODS, name, "default", until=until, timeout=TIMEOUT)
+async def wait_for_pod(
+    client: Client, name: str, until: Callable[[Object | None], bool], namespace: str = "default"
+) -> Object:
+    found = await wait_for(client, PODS, name, namespace, until=until, timeout=TIMEOUT)
     assert found is not None
     return found

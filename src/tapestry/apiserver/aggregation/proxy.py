@@ -3,7 +3,7 @@
 The server authenticates with the front proxy certificate and sends the user in headers, as kube-apiserver does. The
 request was authenticated and authorized before. Credentials of the user and connection headers are not forwarded.
 Upgraded connections are passed on. Redirects are rejected, certificates are verified, and some addresses are never
-called (`core.egress`).
+called (`core.egress`). If the server has a host cluster, its syncer connects Services (`core.pod_sessions`).
 """
 
 import asyncio
@@ -37,6 +37,7 @@ from tapestry.apiserver.core.outgoing_http import (
     read_bounded,
     tls_context,
 )
+from tapestry.apiserver.core.pod_sessions import NamedSockets, socket_session
 from tapestry.apiserver.core.requests import TRUE_VALUES, Call, User
 from tapestry.apiserver.core.responses import BODYLESS_STATUSES, ApiResponse, SessionResponse
 from tapestry.apiserver.core.sessions import Session
@@ -71,12 +72,13 @@ class AggregationProxy:
         check: egress.AddressCheck,
         host: HostAccess,
     ) -> None:
-        self._resolver = ServiceResolver(store, random)
+        self._resolver, self._sockets = ServiceResolver(store, random), NamedSockets(store, host)
         self._certificate = certificate
         self._timeout = timeout
         self._check, self._host = check, host
         self._contexts: dict[tuple[str, bool], tuple[float, ssl.SSLContext]] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        """Sessions by whether the server has a host cluster."""
 
     async def forward(self, call: Call, service: ApiService) -> ApiResponse:
         """Return the response of the server. Raises Unavailable if there is none."""
@@ -97,8 +99,12 @@ class AggregationProxy:
         url, protocol = urlsplit(service.url), call.headers["upgrade"]
         name, port = url.hostname or "", url.port or HTTPS_PORT
         try:
-            [address, *_] = await self._resolver.resolve(name, port)
-            server = UpgradeServer(address["host"], address["port"], self._context(service), self._check, name)
+            context = self._context(service)
+            if self._host.current() is not None:
+                server = UpgradeServer(name, port, context, self._check, open_socket=self._sockets.open)
+            else:
+                [address, *_] = await self._resolver.resolve(name, port)
+                server = UpgradeServer(address["host"], address["port"], context, self._check, name)
         except (WebhookCallError, OSError) as error:
             raise unreachable(str(error)) from error
         headers = [("Host", url.netloc), *forwarded_headers(call, ("cookie",)), *user_headers(call.user)]
@@ -130,18 +136,16 @@ class AggregationProxy:
         return await syncer.metrics.handle(call)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
 
     async def _send(
         self, service: ApiService, method: str, target: str, headers: list[tuple[str, str]], body: bytes
     ) -> aiohttp.ClientResponse:
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-            self._session = egress.checked_session(self._check, self._resolver, timeout=timeout)
+        session = self._session(has_host=self._host.current() is not None)
         try:
-            return await self._session.request(
+            return await session.request(
                 *(method, URL(f"{service.url}{target}", encoded=True)),
                 data=body or None,
                 headers=headers,
@@ -152,6 +156,17 @@ class AggregationProxy:
             raise unreachable(connection_error_text(error)) from error
         except (WebhookCallError, ValueError, OSError) as error:  # a certificate or an address that cannot be used
             raise unreachable(str(error)) from error
+
+    def _session(self, *, has_host: bool) -> aiohttp.ClientSession:
+        session = self._sessions.get(has_host)
+        if session is None:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+            if has_host:
+                session = socket_session(self._sockets.open, timeout=timeout)
+            else:
+                session = egress.checked_session(self._check, self._resolver, timeout=timeout)
+            self._sessions[has_host] = session
+        return session
 
     async def _forwarded_response(self, call: Call, response: aiohttp.ClientResponse, *, is_watch: bool) -> ApiResponse:
         is_streamed = False

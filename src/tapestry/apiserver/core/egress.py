@@ -7,7 +7,8 @@ that is configured, because users can call any of their paths.
 
 A strict rule is for a server whose users are not trusted with the network of its machine. Nothing may be on this
 machine, and kubelets and pods are only in the configured ranges, because the objects of nodes and pods are written by
-the same users.
+the same users. If such a server has a host cluster, its Services and pods are reached through that (`pod_sessions`),
+and URLs of webhooks only lead to public addresses.
 
 Addresses are checked when a socket is created for them. So a name cannot resolve to another address in between.
 
@@ -33,6 +34,9 @@ METADATA_ADDRESSES = frozenset(
     map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"))
 )
 """Metadata services of some providers that are not link-local."""
+
+DEPRECATED_PRIVATE_NETWORK = ipaddress.ip_network("fec0::/10")
+"""Private addresses that `ipaddress` considers global."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -62,6 +66,14 @@ class EgressPolicy:
 
     def check_webhook(self, host: str) -> None:
         self._check(host, may_be_local=not self.is_strict)
+
+    def check_public(self, host: str) -> None:
+        """Raise AddressNotAllowed for an address of a private network, unless its range is allowed."""
+        self._check(host, may_be_local=False, is_listed_only=not is_public(parsed_address(host)))
+
+    def check_pod_of_host(self, host: str, /, *, may_be_local: bool) -> None:
+        """Raise AddressNotAllowed for an address that the host cluster reports as that of a pod."""
+        self._check(host, may_be_local=may_be_local)
 
     def check_api_server(self, host: str) -> None:
         self._check(host, may_be_local=self.allows_local_api_servers)
@@ -136,6 +148,11 @@ def embedded_address(address: Address) -> Address:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         return inner or address
     return address
+
+
+def is_public(address: Address) -> bool:
+    """Return whether an address is not one of a private network."""
+    return address.is_global and address not in DEPRECATED_PRIVATE_NETWORK
 
 
 def is_routable(address: Address) -> bool:

@@ -14,9 +14,12 @@ from urllib.parse import quote, urlencode
 import aiohttp
 
 from tapestry.apiserver.core.outgoing_http import os_error_text
+from tapestry.apiserver.core.pod_sessions import CONNECT_SECONDS, OpenSocket
 from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.errors import ServerError, Unavailable
+from tapestry.streams.connection import SocketConnection
+from tapestry.streams.sockets import connection_on
 from tapestry.streams.upgrade import UpgradeResponse, dial, request_upgrade
 
 SAFE_PATH_CHARACTERS = "/:@!$&'()*+,;=~"
@@ -47,6 +50,8 @@ class UpgradeServer:
     """Raise OSError for an address that must not be called."""
     name: str = ""
     """Name in its certificate, if it is not the host."""
+    open_socket: OpenSocket | None = None
+    """Function that connects the host and port, if the host is a name of `pod_sessions`."""
 
     @property
     def authority(self) -> str:
@@ -82,7 +87,7 @@ async def forward_upgrade(
     """Send an upgrade request to a server, and return its response. Raises ServerError if there is none."""
     lines = [*headers, ("Connection", "Upgrade")]
     try:
-        connection = await dial(server.host, server.port, server.tls, server.check, server.name)
+        connection = await connection_to(server)
         response = await request_upgrade(connection, method, target, lines)
     except (OSError, ValueError) as error:
         why = os_error_text(error, server.host, server.port) if isinstance(error, OSError) else ""
@@ -90,6 +95,14 @@ async def forward_upgrade(
     if response.status < 400 and response.connection is None:
         raise ServerError(500, "", f"invalid upgrade response: status code {response.status}")
     return response
+
+
+async def connection_to(server: UpgradeServer) -> SocketConnection:
+    """Return a new connection to a server. Raises OSError."""
+    if server.open_socket is None:
+        return await dial(server.host, server.port, server.tls, server.check, server.name)
+    async with asyncio.timeout(CONNECT_SECONDS):
+        return await connection_on(await server.open_socket(server.host, server.port), server.tls, server.host)
 
 
 def refused_upgrade(response: UpgradeResponse) -> ApiResponse:

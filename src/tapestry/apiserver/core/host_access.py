@@ -5,6 +5,7 @@ does not connect to any address in its Nodes, pods, Services and EndpointSlices.
 cluster in this process, by the names of nodes and pods, and the syncer decides what they are.
 """
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Protocol
 from tapestry.apiserver.core.requests import Call, Query
 from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.kube.errors import Unavailable
+from tapestry.kube.objects import Object
 from tapestry.streams.upgrade import Headers, UpgradeResponse
 
 
@@ -36,6 +38,22 @@ class MetricsApi(Protocol):
         ...
 
 
+class PodUnreachable(OSError):
+    """Error if no pod can be connected. The message says why, and is for users of the server."""
+
+
+class PodSockets(Protocol):
+    """Connections to the pods of a server, which run in its host cluster. The caller has authorized the request."""
+
+    async def connect_pod(self, namespace: str, name: str, port: int) -> socket.socket:
+        """Return a socket that is connected to a port of a pod. Raises PodUnreachable or OSError."""
+        ...
+
+    async def connect_service(self, service: Object, port: int) -> socket.socket:
+        """Return a socket that is connected to a ready pod behind a port of a Service. Raises likewise."""
+        ...
+
+
 class Syncer(Protocol):
     """Services of the syncer of a host cluster for the server of its plane."""
 
@@ -44,6 +62,9 @@ class Syncer(Protocol):
 
     @property
     def metrics(self) -> MetricsApi: ...
+
+    @property
+    def pods(self) -> PodSockets: ...
 
 
 @dataclass
@@ -68,6 +89,11 @@ class HostAccess:
         """Return the proxy of all nodes; None if the server calls kubelets. Raises Unavailable without a syncer."""
         syncer = self.current()
         return syncer.nodes if syncer is not None else None
+
+    def pods(self) -> PodSockets | None:
+        """Return the connections to pods; None if the server connects to addresses. Raises Unavailable likewise."""
+        syncer = self.current()
+        return syncer.pods if syncer is not None else None
 
     def current(self) -> Syncer | None:
         """Return the syncer; None if the server has no host cluster. Raises Unavailable if it does not run."""

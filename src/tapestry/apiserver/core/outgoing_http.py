@@ -3,7 +3,7 @@
 A webhook has a URL or a Service. A Service is called as `name.namespace.svc`, and its certificate must be valid for
 that name. The server resolves the name from its store, not with DNS. Connections are reused, certificates are always
 verified, and redirects are not followed. Responses have a maximum size and are not decompressed. Some addresses are
-never called (`egress`).
+never called (`egress`). If the server has a host cluster, its syncer connects Services (`pod_sessions`).
 """
 
 import asyncio
@@ -23,7 +23,10 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tapestry.apiserver.core import egress
 from tapestry.apiserver.core.codec import JSON
+from tapestry.apiserver.core.host_access import HostAccess, PodUnreachable
+from tapestry.apiserver.core.pod_sessions import NamedSockets, service_host, socket_session
 from tapestry.apiserver.core.store import Store
+from tapestry.kube.errors import Unavailable
 from tapestry.kube.objects import Object, value_at
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
@@ -61,17 +64,22 @@ class ServiceUnresolved(OSError):
 class WebhookClient:
     """Call webhooks. Close it in the event loop in which it was used."""
 
-    def __init__(self, store: Store, random: Random, check: egress.AddressCheck) -> None:
-        self._services = ServiceResolver(store, random)
-        self._check = check
+    def __init__(self, store: Store, random: Random, policy: egress.EgressPolicy, host: HostAccess) -> None:
+        self._services, self._sockets = ServiceResolver(store, random), NamedSockets(store, host)
+        self._policy, self._host = policy, host
         self._contexts: dict[str, ssl.SSLContext] = {}
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        self._sessions: dict[tuple[bool, bool], aiohttp.ClientSession] = {}
+        """Sessions by whether they are for Services, and whether the server has a host cluster."""
 
     async def post(self, client_config: Object, body: bytes, seconds: int) -> bytes:
         """Send `body` to the webhook of a `clientConfig` and return its response. Raises WebhookCallError."""
         url = f"{webhook_url(client_config)}?timeout={seconds}s"
+        try:
+            has_host = self._host.current() is not None
+        except Unavailable as error:
+            raise WebhookCallError(f'Post "{url}": {error.message}') from error
         session, context = (
-            self._session(by_service="service" in client_config),
+            self._session(by_service="service" in client_config, has_host=has_host),
             self._context(client_config.get("caBundle") or ""),
         )
         try:
@@ -93,12 +101,17 @@ class WebhookClient:
             await session.close()
         self._sessions.clear()
 
-    def _session(self, *, by_service: bool) -> aiohttp.ClientSession:
-        session = self._sessions.get(by_service)
+    def _session(self, *, by_service: bool, has_host: bool) -> aiohttp.ClientSession:
+        session = self._sessions.get((by_service, has_host))
         if session is None:
             headers = {"Content-Type": JSON, "Accept": JSON}
-            resolver = self._services if by_service else None
-            session = self._sessions[by_service] = egress.checked_session(self._check, resolver, headers)
+            if by_service and has_host:
+                session = socket_session(self._sockets.open, headers)
+            else:
+                check = self._policy.check_public if has_host else self._policy.check_webhook
+                resolver = self._services if by_service else None
+                session = egress.checked_session(check, resolver, headers)
+            self._sessions[by_service, has_host] = session
         return session
 
     def _context(self, bundle: str) -> ssl.SSLContext:
@@ -128,7 +141,7 @@ def webhook_url(client_config: Object) -> str:
     if service is None:
         host, _, path = client_config["url"].removeprefix("https://").partition("/")
     else:
-        host = f"{service['name']}.{service['namespace']}.svc:{service.get('port') or 443}"
+        host = f"{service_host(service['namespace'], service['name'])}:{service.get('port') or 443}"
         path = service.get("path") or ""
     return f"https://{host}{posixpath.normpath('/' + path.lstrip('/'))}"
 
@@ -222,7 +235,7 @@ def connection_error_text(error: aiohttp.ClientError) -> str:
 
 def os_error_text(error: OSError, host: str, port: int | None) -> str:
     """The cause of a failed connection, in the wording of Go; empty if there is none."""
-    if isinstance(error, ServiceUnresolved | egress.AddressNotAllowed):
+    if isinstance(error, ServiceUnresolved | PodUnreachable | egress.AddressNotAllowed):
         return str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return certificate_error_text(error, host)
@@ -232,6 +245,8 @@ def os_error_text(error: OSError, host: str, port: int | None) -> str:
         return f"dial tcp {host}:{port}: connect: connection refused"
     if isinstance(error, TimeoutError):
         return f"dial tcp {host}:{port}: i/o timeout"
+    if isinstance(error, ConnectionResetError | ConnectionAbortedError):
+        return "EOF"  # during the TLS handshake
     return ""
 
 

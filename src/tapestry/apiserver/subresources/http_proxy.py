@@ -1,7 +1,8 @@
 """The proxy subresources of pods, services and nodes.
 
 Requests are forwarded with their body as it arrives, and responses likewise. Redirects and links in small HTML pages
-lead through the proxy again. Requests to nodes reach only their kubelet.
+lead through the proxy again. Requests to nodes reach only their kubelet. If the server has a host cluster, its syncer
+connects pods and services, and answers for nodes.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from tapestry.apiserver.core.forwarding import (
 )
 from tapestry.apiserver.core.host_access import NodeProxy
 from tapestry.apiserver.core.outgoing_http import connection_error_text
+from tapestry.apiserver.core.pod_sessions import NamedSockets, OpenSocket, socket_session
 from tapestry.apiserver.core.requests import Call, Target
 from tapestry.apiserver.core.responses import BODYLESS_STATUSES, ApiResponse, ChunkedBody, SessionResponse, Stream
 from tapestry.apiserver.core.sessions import Session
@@ -44,8 +46,9 @@ class HttpProxy:
     def __init__(self, locations: ProxyLocations, kubelets: KubeletClient) -> None:
         self._locations = locations
         self._kubelets = kubelets
-        self._sessions: dict[egress.AddressCheck, aiohttp.ClientSession] = {}
-        """Sessions by the rule for their addresses: one for pods, one for kubelets."""
+        self._sockets = NamedSockets(locations.store, kubelets.host)
+        self._sessions: dict[egress.AddressCheck | OpenSocket, aiohttp.ClientSession] = {}
+        """Sessions by the rule for their addresses, one for pods and one for kubelets, or by how they are connected."""
 
     async def connect(
         self, call: Call, target: Target, options: ConnectOptions, session: Session
@@ -72,6 +75,10 @@ class HttpProxy:
 
     def server(self, target: Target) -> tuple[str, UpgradeServer]:
         """Return the scheme and the server that a target names. Raises BadRequest, NotFound or Unavailable."""
+        if target.info.resource.name != "nodes" and self._kubelets.host.pods() is not None:
+            scheme, host, port = self._locations.named(target)
+            tls = unverified_context() if scheme == "https" else None
+            return scheme, UpgradeServer(host, port, tls, self._locations.check, open_socket=self._sockets.open)
         if target.info.resource.name != "nodes":
             location = (
                 self._locations.pod(target) if target.info.resource.name == "pods" else self._locations.service(target)
@@ -89,7 +96,7 @@ class HttpProxy:
         if call.body_reader is not None and "content-length" in call.headers:
             headers = [*headers, ("Content-Length", call.headers["content-length"])]
         try:
-            return await self._client_session(server.check).request(
+            return await self._client_session(server).request(
                 call.method,
                 URL(f"{scheme}://{server.authority}{url}", encoded=True),
                 data=call.body_reader.chunks() if call.body_reader is not None else call.body or None,
@@ -105,11 +112,15 @@ class HttpProxy:
         except (OSError, ValueError) as error:
             raise unreachable(str(error)) from error
 
-    def _client_session(self, check: egress.AddressCheck) -> aiohttp.ClientSession:
-        if check not in self._sessions:
+    def _client_session(self, server: UpgradeServer) -> aiohttp.ClientSession:
+        key = server.open_socket or server.check
+        if key not in self._sessions:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-            self._sessions[check] = egress.checked_session(check, timeout=timeout)
-        return self._sessions[check]
+            if server.open_socket is not None:
+                self._sessions[key] = socket_session(server.open_socket, timeout=timeout)
+            else:
+                self._sessions[key] = egress.checked_session(server.check, timeout=timeout)
+        return self._sessions[key]
 
     async def close(self) -> None:
         for session in self._sessions.values():

@@ -1,10 +1,10 @@
 """Servers to which the proxy subresources of pods, services and nodes connect.
 
 The addresses come from the status of pods, which their nodes write. They must not lead to a node, or to an address that
-the rule of the server excludes (`core.egress`).
+the rule of the server excludes (`core.egress`). Servers with a host cluster use names instead (`core.pod_sessions`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
@@ -13,18 +13,19 @@ import msgspec
 
 from tapestry.apiserver.core import api_errors, egress
 from tapestry.apiserver.core.outgoing_http import ServiceResolver
+from tapestry.apiserver.core.pod_sessions import pod_host, service_host
 from tapestry.apiserver.core.requests import Target
 from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.subresources.connect_options import MAX_PORT, PORT
 from tapestry.kube.errors import Unavailable
-from tapestry.kube.objects import Object, value_at
+from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import PODS, SERVICES, Resource
 
-DEFAULT_PORTS = {"http": 80, "https": 443}
+DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
 class ProxyLocation(NamedTuple):
-    """Server of a pod."""
+    """Server of a pod, by its address or by a name for the syncer."""
 
     scheme: str
     host: str
@@ -53,26 +54,17 @@ class ProxyLocations:
         """Return the server of a pod: at the given port, or at the first port of its containers."""
         scheme, name, port = split_name(target.name, "pod")
         pod = self.object(PODS, target.namespace, name)
-        if not port:
-            ports = (each for container in pod["spec"]["containers"] for each in container.get("ports") or ())
-            first = next(ports, None)
-            port = str(first["containerPort"] if first is not None else DEFAULT_PORTS[scheme])
-        if not PORT.fullmatch(port) or not 0 < int(port) <= MAX_PORT:
-            raise api_errors.bad_request(f'invalid pod request "{target.name}"')
+        number = pod_port(target, pod, port or DEFAULT_PORTS[scheme], is_default=not port)
         address = pod_address(pod)
         self.check_address(address)
-        return ProxyLocation(scheme, address, int(port))
+        return ProxyLocation(scheme, address, number)
 
     def service(self, target: Target) -> ProxyLocation:
         """Return a ready endpoint of a service. Only endpoints that are pods of the namespace are used."""
         scheme, name, port = split_name(target.name, "service")
         service = self.object(SERVICES, target.namespace, name)
         if port.isdecimal():
-            ports = value_at(service, "spec", "ports", default=()) or ()
-            found = next((each for each in ports if str(each["port"]) == port), None)
-            if found is None:
-                raise unavailable(f'no service port {port} found for service "{name}"')
-            port = found.get("name") or ""
+            port = service_port(service, port).get("name") or ""
         endpoints = list(ServiceResolver(self.store, self.random).ready_endpoints(target.namespace, name, port))
         self.random.shuffle(endpoints)
         for endpoint in endpoints:
@@ -80,6 +72,17 @@ class ProxyLocations:
                 self.check_address(endpoint.address)
                 return ProxyLocation(scheme, endpoint.address, endpoint.port)
         raise unavailable(f'no endpoints available for service "{target.name}"')
+
+    def named(self, target: Target) -> ProxyLocation:
+        """Return the server of a pod or a service by its name, for the syncer of a host cluster."""
+        if target.info.resource.name == PODS.name:
+            scheme, name, port = split_name(target.name, "pod")
+            pod = self.object(PODS, target.namespace, name)
+            number = pod_port(target, pod, port or DEFAULT_PORTS[scheme], is_default=not port)
+            return ProxyLocation(scheme, pod_host(target.namespace, name), number)
+        scheme, name, port = split_name(target.name, "service")
+        found = service_port(self.object(SERVICES, target.namespace, name), port)
+        return ProxyLocation(scheme, service_host(target.namespace, name), found["port"])
 
     def object(self, resource: Resource, namespace: str, name: str) -> Object:
         version = self.store.get(resource.name, namespace, name)
@@ -107,6 +110,27 @@ class ProxyLocations:
     def is_node_address(self, address: str) -> bool:
         text = f'"{address}"'.encode()
         return any(text in version.raw for version in self.store.list_objects("nodes", ""))
+
+
+def pod_port(target: Target, pod: Object, port: str, *, is_default: bool) -> int:
+    """Return the number of a port; a default is replaced by the first port of the pod's containers."""
+    if is_default:
+        ports = (each for container in pod["spec"]["containers"] for each in container.get("ports") or ())
+        first = next(ports, None)
+        port = str(first["containerPort"]) if first is not None else port
+    if not PORT.fullmatch(port) or not 0 < int(port) <= MAX_PORT:
+        raise api_errors.bad_request(f'invalid pod request "{target.name}"')
+    return int(port)
+
+
+def service_port(service: Object, port: str) -> Object:
+    """Return the port of a service with a number or a name. Raises Unavailable."""
+    field = "port" if port.isdecimal() else "name"
+    ports: Sequence[Object] = value_at(service, "spec", "ports", default=()) or ()
+    found = next((each for each in ports if str(each.get(field) or "") == port), None)
+    if found is None:
+        raise unavailable(f'no service port {port} found for service "{name_of(service)}"')
+    return found
 
 
 def pod_address(pod: Object) -> str:
