@@ -14,7 +14,14 @@ from tapestry.syncer.caches import Caches
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.leasing import Lease, LeaseRules, soonest
 from tapestry.syncer.total_limits import combined_limits
-from tapestry.syncer.translate.host_placement import HostPlacement, host_placement, node_matcher, with_unique_hostnames
+from tapestry.syncer.translate.host_placement import (
+    HostPlacement,
+    host_placement,
+    hostname_of_node,
+    node_matcher,
+    unique_hostnames,
+)
+from tapestry.syncer.translate.nodes import HOSTNAME
 
 NO_NODES = "NoNodes"
 LIMITED = "AmountsLimited"
@@ -81,8 +88,9 @@ class OpenNodes:
         found: list[Object] = []
         closures: dict[str, int] = {}
         changes: list[datetime | None] = []
-        is_limited = bool(combined_limits(rules, now))
-        for node in self.caches.physical_nodes.store.list():
+        is_limited, everywhere = bool(combined_limits(rules, now)), self.caches.physical_nodes.store.list()
+        identifying = unique_hostnames(everywhere)
+        for node in everywhere:
             if is_deleting(node):
                 continue
             lease = self.lease_cache.compute_lease(node, None, binding, now)
@@ -90,15 +98,16 @@ class OpenNodes:
             closure = node_closure(node, lease, now)
             if closure is None and (is_limited or not is_whole(lease)):
                 message = "policies limit the amounts of nodes; such nodes are only used with placement virtual"
+            elif closure is None and hostname_of_node(node) not in identifying:
+                message = f"nodes have no host name of their own in the label {HOSTNAME}"
             elif closure is None:
                 found.append(node)
                 continue
             else:
                 message = closure.message
             closures[message] = closures.get(message, 0) + 1
-        nodes = with_unique_hostnames(found)
         reasons = sorted(closures, key=lambda each: -closures[each])
-        return OpenNodeList(rules, tuple(nodes), host_placement(nodes), tuple(reasons), soonest(*changes))
+        return OpenNodeList(rules, tuple(found), host_placement(found), tuple(reasons), soonest(*changes))
 
 
 def is_whole(lease: Lease) -> bool:

@@ -6,7 +6,7 @@ Affinity to other pods and topology spread count only pods of the same tenant.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tapestry.apis.clusterbindings import Binding
@@ -50,10 +50,9 @@ def hostname_of_node(node: Object) -> str:
     return labels_of(node).get(HOSTNAME, "")
 
 
-def with_unique_hostnames(nodes: Sequence[Object]) -> list[Object]:
-    """Return the nodes that their host name identifies."""
-    counts = Counter(map(hostname_of_node, nodes))
-    return [each for each in nodes if hostname_of_node(each) and counts[hostname_of_node(each)] == 1]
+def unique_hostnames(nodes: Iterable[Object]) -> set[str]:
+    """Return the host names that identify one of the nodes of a host cluster."""
+    return {name for name, count in Counter(map(hostname_of_node, nodes)).items() if name and count == 1}
 
 
 def node_matcher(pod: Object) -> Callable[[Object], bool] | None:
