@@ -1,5 +1,6 @@
 """Types of fields that several of our kinds have: names, keys, references and node selectors."""
 
+from itertools import chain, product
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -42,6 +43,26 @@ class NodeSelector(ApiStruct):
     node_selector_terms: Annotated[
         tuple[NodeSelectorTerm, ...], Meta(min_length=1, description="Terms. At least one must match.")
     ]
+
+
+def intersection(*selectors: NodeSelector | None) -> NodeSelector | None:
+    """Return the selector of the nodes that all selectors match; None matches every node."""
+    given = [[*filter(has_requirements, each.node_selector_terms)] for each in selectors if each is not None]
+    if not given:
+        return None
+    terms = (
+        NodeSelectorTerm(
+            tuple(chain.from_iterable(each.match_expressions for each in combination)),
+            tuple(chain.from_iterable(each.match_fields for each in combination)),
+        )
+        for combination in product(*given)
+    )
+    return NodeSelector(tuple(terms) or (NodeSelectorTerm(),))
+
+
+def has_requirements(term: NodeSelectorTerm) -> bool:
+    """Return whether a term has any requirement; without one, it matches no node."""
+    return bool(term.match_expressions or term.match_fields)
 
 
 def node_selector_object(selector: NodeSelector | None) -> Any:

@@ -6,6 +6,7 @@ from msgspec import structs
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, VirtualEndpoints
+from tapestry.apis.field_types import intersection
 from tapestry.apis.hostclusters import HOST_CLUSTER, HostClusterSpec
 from tapestry.apis.mount_labels import stricter_level
 from tapestry.controller import ObjectCache
@@ -76,6 +77,7 @@ def tenant_binding(binding: Binding, host: HostClusterSpec, namespace: str, addr
         spec=structs.replace(
             spec,
             mount_namespace=namespace,
+            node_selector=intersection(spec.node_selector, spec.sync.node_selector, host.node_selector),
             disable_node_default_taint=True,
             running_daemonset_by_default=True,
             pod_security=level,
