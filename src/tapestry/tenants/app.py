@@ -102,7 +102,7 @@ def install(manager: Manager, process: PlaneProcess, clusters: HostClusters, ten
     recheck = tenant_controller.install(manager, clusters, tenants, preparation, is_responsible)
     management = ManagementCaches(
         bindings=PartViews(bindings, uid_of, name_of),
-        hosts=manager.informer(HOST_CLUSTERS),
+        hosts=WholeViews(manager.informer(HOST_CLUSTERS)),
         policies=WholeViews(manager.informer(POLICIES, transform=with_changed_at).with_managed_fields()),
     )
 

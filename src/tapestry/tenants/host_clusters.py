@@ -6,6 +6,7 @@ leads to another cluster is refused, because all objects of tenants are in the f
 
 import asyncio
 import contextvars
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -57,8 +58,13 @@ class Host:
 class HostClusters:
     """The connections of this process to host clusters, by the name of their HostCluster."""
 
-    def __init__(self, group: asyncio.TaskGroup, connect: Connect = HttpTransport) -> None:
-        self._group, self._connect = group, connect
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        connect: Connect = HttpTransport,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._group, self._connect, self._monotonic = group, connect, monotonic
         self._context = contextvars.copy_context()
         """Context of the process, in which the connections run."""
         self._hosts: dict[str, Host] = {}
@@ -82,7 +88,7 @@ class HostClusters:
             raise Terminal("IdentityChanged", message)
         host = self._hosts.get(name)
         if host is None:
-            connection = HostConnection(name, self._connect)
+            connection = HostConnection(name, self._connect, self._monotonic)
             task = self._group.create_task(connection.run(), name=f"host-{name}", context=self._context.copy())
             host = self._hosts[name] = Host(connection, identity, version, kubeconfig, task)
         host.identity, host.version, host.kubeconfig = identity, version, kubeconfig

@@ -15,7 +15,7 @@ from tapestry.client.transport import Transport
 from tapestry.controller import Manager, ObjectCache
 from tapestry.controller.config import Metrics, Probes
 from tapestry.controller.errors import NotLeading
-from tapestry.controller.informer_views import PartViews, WholeViews
+from tapestry.controller.informer_views import InformerView, PartViews, WholeViews
 from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.objects import EMPTY_MAPPING
@@ -43,7 +43,7 @@ class ManagementCaches:
 
     bindings: PartViews
     """Bindings by their UID."""
-    hosts: ObjectCache
+    hosts: WholeViews
     policies: WholeViews
 
 
@@ -55,6 +55,7 @@ class TenantSyncer:
     syncer: Syncer
     binding: TenantBinding
     bindings: ObjectCache
+    hosts: InformerView
     views: TenantViews
 
 
@@ -98,7 +99,7 @@ def build_tenant_syncer(
     config, identity = tenant_config(tenant), tenant_identity(tenant)
     manager = Manager(config, connect, identity=f"tapestry-syncer-{tenant.plane_id}", now=now, monotonic=monotonic)
     views = tenant.host.open_views(tenant.binding_uid, tenant.namespace)
-    bindings = management.bindings.open(tenant.binding_uid)
+    bindings, hosts = management.bindings.open(tenant.binding_uid), management.hosts.open()
     caches = tenant_caches(manager, identity, views, bindings, management.policies.open())
     writes = SwitchableTransport(tenant.host.connect_with, monotonic)
     physical = Client(writes, fence=host_fence(hold), identity=manager.identity)
@@ -106,7 +107,7 @@ def build_tenant_syncer(
     binding = TenantBinding(
         *(identity, caches.bindings, caches.mount_namespaces),
         host_name=tenant.host_name,
-        hosts=management.hosts,
+        hosts=hosts,
         shared_namespace=views.shared_namespace,
         addresses=tenant.addresses,
     )
@@ -133,13 +134,14 @@ def build_tenant_syncer(
         shortages=Shortages(now),
         owned_cache=owned_cache,
     )
-    return TenantSyncer(tenant, syncer, binding, bindings, views)
+    return TenantSyncer(tenant, syncer, binding, bindings, hosts, views)
 
 
 async def close_tenant_syncer(running: TenantSyncer, management: ManagementCaches) -> None:
     """Close the views and the transport of a syncer whose manager has stopped."""
     syncer = running.syncer
     management.bindings.close(syncer.identity.binding_uid)
+    management.hosts.close(running.hosts)
     management.policies.close(syncer.caches.operator_policies)  # type: ignore[arg-type]  # the view that was opened
     running.views.close()
     await syncer.transports[1].close()

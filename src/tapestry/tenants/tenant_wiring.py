@@ -10,6 +10,7 @@ from tapestry.syncer.node_wiring import NodeWiring, is_always_needed, wire_nodes
 from tapestry.syncer.open_nodes import OpenNodes
 from tapestry.syncer.partition import PartitionDetector
 from tapestry.syncer.pod_wiring import RequeuePod, wire_pods
+from tapestry.syncer.predicates import spec_changed
 from tapestry.syncer.topdown.admitter import Admitter
 from tapestry.syncer.topdown.copies import CopyReconciler
 from tapestry.syncer.topdown.host_scheduling import HostScheduling, NeededNodes
@@ -63,6 +64,14 @@ def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: Tena
     def requeue_everything() -> None:
         nodes.requeue_every_node()
         pods.requeue_every_pod()
+
+    def requeue_if_changed(old: Object | None, new: Object | None) -> None:
+        """Handle a change of what all tenants of a host share: the owner's kill switch, and the HostCluster."""
+        if spec_changed(old, new):
+            requeue_everything()
+
+    running.views.shared_namespace.on_change(requeue_if_changed)
+    running.hosts.on_change(requeue_if_changed)
 
     detector = PartitionDetector(
         *(identity, syncer.current_binding, caches, syncer.clients, syncer.partition, syncer.config.silence_seconds),
