@@ -5,7 +5,8 @@ scheduler has bound the twin, the lease of the node is checked again, the plane 
 to it. Until then the pod is not mapped, so its twin may be replaced at any time:
 
     the candidates changed      the twin is deleted and created again with the current ones.
-    the node has closed         the twin is deleted, and the pod waits for an open node.
+    the node has closed         the twin is deleted, and the pod waits for an open node. If the twin has ended, the pod
+                                ends without a node: it must not run twice.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tapestry.apis.ownership import capped_grace_seconds, is_ending_in_time
 from tapestry.controller import Result
 from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import Object, annotations_of, name_of, namespace_of
+from tapestry.kube.pods import TERMINAL_PHASES
 from tapestry.kube.resources import PODS
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
@@ -125,9 +127,18 @@ class HostScheduling:
         await self.status_writer.patch(pod, pod_status.false_condition_patch(SCHEDULED, *said, since))
         self.messages[pod.uid] = said
 
+    async def end(self, pod: VirtualPod, twin: Twin) -> None:
+        """Write the final status of a twin on a closed node to its pod, which stays without a node."""
+        patch = pod_status.virtual_status_patch(pod, twin.object, twin.status(), self.now())
+        if patch is not None:
+            await self.status_writer.patch(pod, patch)
+
     async def bind(self, pod: VirtualPod, twin: Twin, node: str) -> Result | None:
         """Bind the pod to the node that the host's scheduler chose, unless the node takes no pods any more."""
         if closure := self.closure(node):
+            if twin.status()["phase"] in TERMINAL_PHASES:
+                await self.end(pod, twin)
+                return None
             if not is_ending_in_time(twin.object):
                 grace = capped_grace_seconds(twin.object)
                 await self.clients.physical.delete_if_exists(PODS, twin.object, grace_seconds=grace)
