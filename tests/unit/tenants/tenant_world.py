@@ -19,6 +19,7 @@ from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.names import physical_name, virtual_cluster_label
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apis.policies import POLICIES
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.host_access import HostAccess
 from tapestry.client.access import Access
 from tapestry.client.client import Client
@@ -71,7 +72,8 @@ class Plane:
     @property
     def opened(self) -> Any:
         store = SimpleNamespace(list_objects=lambda name: [None] * self.counts.get(name, 0))
-        return SimpleNamespace(server=SimpleNamespace(host_access=self.host_access), store=store)
+        server = SimpleNamespace(host_access=self.host_access)
+        return SimpleNamespace(server=server, store=store, config=ApiServerConfig())
 
 
 @dataclass
