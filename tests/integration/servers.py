@@ -159,3 +159,12 @@ class PlanesProcess(ServerProcess):
 
     def command(self) -> Sequence[str | Path]:
         return [TAPESTRY, "planes", "run", "--data", self.folder, "--bind-address", self.address, *self._flags]
+
+
+class ClusterProcess(ServerProcess):
+    """A cluster with simulated nodes."""
+
+    started = "cluster ready"
+
+    def command(self) -> Sequence[str | Path]:
+        return [TAPESTRY, "cluster", "--data", self.folder, *self._flags]

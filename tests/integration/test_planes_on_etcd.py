@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tapestry.apis.keys import SYSTEM_NAMESPACE
 from tapestry.apis.planes import PLANE, PLANES, PlaneSpec, plane_id
 from tapestry.apiserver.access.authentication import Credentials
 from tapestry.apiserver.access.ephemeral_tokens import TOKENS_FILE, create_token, load_tokens
@@ -34,7 +35,7 @@ from tapestry.planes.app import remove_etcd_leftovers, run_planes
 from tapestry.planes.config import PlanesConfig, management_server_config, plane_server_config, planes_prefix
 from tapestry.planes.etcd_prefixes import find_prefixes
 from tapestry.planes.management import (
-    create_system_namespace,
+    create_namespace,
     management_controllers,
     management_keys,
     planes_manager,
@@ -315,7 +316,7 @@ async def process(
 
 
 async def install_planes(client: Client) -> None:
-    await create_system_namespace(client)
+    await create_namespace(client, SYSTEM_NAMESPACE)
     with suppress(AlreadyExists):
         await client.create(CRDS, crd(PLANE))
     await wait_for(

@@ -176,7 +176,7 @@ def safeguards_from_options(options: dict[str, Any]) -> Safeguards:
 
 def print_step(step: Step) -> None:
     note = f": {step.note}" if step.note else ""
-    click.echo(f"{step.result:<10} {step.cluster:<9} {step.subject}{note}")
+    click.echo(f"{step.result:<10} {step.cluster:<10} {step.subject}{note}")
 
 
 @command("tapestry unjoin east --cluster-kubeconfig east.yaml", "tapestry unjoin east --force --timeout 60")

@@ -55,6 +55,8 @@ GROUPS = {
         "certificate": Entry("tapestry.cli.certificate", "Create and revoke client certificates of an API server."),
         "apiext": Entry("tapestry.cli.apiext", "Serve a plain REST API for the kinds of a Kubernetes API."),
         "planes": Entry("tapestry.cli.planes", "Run and manage many Kubernetes APIs in one process."),
+        "host": Entry("tapestry.cli.host", "Add and remove clusters in which the pods of planes run."),
+        "tenant": Entry("tapestry.cli.tenant", "Run the pods of planes in host clusters."),
         "cluster": Entry("tapestry.cli.cluster", "Run a cluster with simulated nodes in one process."),
         "manager": Entry("tapestry.cli.manager", "Run a syncer for every ClusterBinding."),
         "syncer": Entry("tapestry.cli.syncer", "Lease the nodes of one physical cluster."),

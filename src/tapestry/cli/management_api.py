@@ -11,11 +11,12 @@ import click
 import msgspec
 
 from tapestry.apis.planes import PLANES
-from tapestry.cli.cluster_access import COMPLETION_TIMEOUT, completer_for, object_names, open_client
+from tapestry.cli.cluster_access import COMPLETION_TIMEOUT, Completer, completer_for, object_names, open_client
 from tapestry.client.client import Client
 from tapestry.client.kubeconfig import KubeconfigError, default_access
 from tapestry.client.transport import Request
 from tapestry.kube.objects import EMPTY_MAPPING
+from tapestry.kube.resources import Resource
 
 DATA_FOLDER = Path("tapestry-planes")
 KUBECONFIG_FILE = "kubeconfig"
@@ -62,14 +63,19 @@ def management_client(data: Path, kubeconfig: str | None, context: str | None) -
     return open_client(default_access(file, context, environ=os.environ, home=Path.home()))
 
 
-async def plane_names(context: click.Context) -> list[str]:
-    given = context.params
-    client = management_client(given.get("data") or DATA_FOLDER, given.get("kubeconfig"), given.get("context"))
-    async with asyncio.timeout(COMPLETION_TIMEOUT), client:
-        return await object_names(client, PLANES, "")
+def completer_of(resource: Resource) -> Completer:
+    """Return a completer for names of objects of the management API."""
+
+    async def names(context: click.Context) -> list[str]:
+        given = context.params
+        client = management_client(given.get("data") or DATA_FOLDER, given.get("kubeconfig"), given.get("context"))
+        async with asyncio.timeout(COMPLETION_TIMEOUT), client:
+            return await object_names(client, resource, "")
+
+    return completer_for(names)
 
 
-complete_plane = completer_for(plane_names)
+complete_plane = completer_of(PLANES)
 NAME = click.argument("name", shell_complete=complete_plane)
 
 

@@ -42,6 +42,7 @@ from tapestry.planes.config import PlanesConfig
 from tapestry.process import logs
 from tapestry.process.config import load_config
 from tapestry.process.system import return_large_blocks_to_system, stop_event
+from tapestry.tenants.app import run_tenants
 
 EXPECTED_ERRORS = (ValueError, OSError, StorageError)
 
@@ -125,7 +126,7 @@ def run_process(config: Path | None, **flags: Any) -> None:
 
 async def serve_planes(settings: PlanesConfig) -> None:
     stopping = stop_event()
-    async with run_planes(settings, mounted_routes) as process:
+    async with run_planes(settings, mounted_routes, extension=run_tenants) as process:
         click.echo(f"planes are served at {process.address}; kubeconfig of the management API:")
         click.echo(f"  {settings.kubeconfig_file}")
         click.echo("Ctrl-C stops them; their data stays")

@@ -11,6 +11,7 @@ from functools import partial
 import yaml
 
 from tapestry.apiext.interfaces import Routes
+from tapestry.apis.keys import SYSTEM_NAMESPACE
 from tapestry.apis.planes import MANAGEMENT, PLANE, PLANES, plane_id
 from tapestry.apiserver.access.certificates import write_private_file
 from tapestry.apiserver.access.ephemeral_tokens import create_token, revoke_token
@@ -25,10 +26,7 @@ from tapestry.apiserver.storage.sqlite_log import write_lock
 from tapestry.client.client import Client
 from tapestry.controller import Manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
-from tapestry.kube.crds import crd
 from tapestry.kube.errors import KubeError
-from tapestry.kube.objects import name_of
-from tapestry.kube.resources import CRDS
 from tapestry.planes import plane_controller, plane_ports
 from tapestry.planes.config import PlanesConfig, management_server_config, planes_prefix
 from tapestry.planes.credential_routes import credential_routes
@@ -37,7 +35,8 @@ from tapestry.planes.host_addresses import with_denied_host_addresses
 from tapestry.planes.idle_planes import IdlePlanes
 from tapestry.planes.kubeconfigs import MASTERS, kubeconfig_route, plane_kubeconfig
 from tapestry.planes.management import (
-    create_system_namespace,
+    apply_definition,
+    create_namespace,
     management_controllers,
     management_keys,
     planes_manager,
@@ -164,9 +163,9 @@ async def run_management_api(
         text = await (keys.update if keys is not None else change_local_keys)(renew)
         write_private_file(config.admin_token_file, text.encode())
         follower = group.create_task(keys.follow(), name="management-keys") if keys is not None else None
-        client, definition = client_of(opened), crd(PLANE)
-        await client.converge(CRDS, await client.find(CRDS, name_of(definition)), definition)
-        await create_system_namespace(client)
+        client = client_of(opened)
+        await apply_definition(client, PLANE)
+        await create_namespace(client, SYSTEM_NAMESPACE)
         manager = management_controllers(opened, config)
         controllers = group.create_task(manager.run(), name="management-controllers")
         try:

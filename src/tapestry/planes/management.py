@@ -5,11 +5,10 @@ Controllers that must run once are elected. The controller of planes runs in eac
 
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tapestry.apis.keys import SYSTEM_NAMESPACE
 from tapestry.apis.planes import MANAGEMENT
 from tapestry.apiserver.access.certificates import CertificateAuthority, write_private_file
 from tapestry.apiserver.assembly import OpenServer
@@ -20,9 +19,10 @@ from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection, ManagerConfig, Metrics, Probes
 from tapestry.controlplane.app import control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
-from tapestry.kube.errors import AlreadyExists
-from tapestry.kube.objects import object_named
-from tapestry.kube.resources import NAMESPACES
+from tapestry.kube.crds import Kind, crd
+from tapestry.kube.errors import AlreadyExists, Conflict
+from tapestry.kube.objects import name_of, object_named
+from tapestry.kube.resources import CRDS, NAMESPACES
 from tapestry.planes.config import PlanesConfig, management_server_config
 from tapestry.planes.processes import NAMED_ONLY, process_lease
 from tapestry.planes.sealing import GroupKey
@@ -87,9 +87,14 @@ def planes_manager(opened: OpenServer, config: PlanesConfig, identity: str) -> M
     )
 
 
-async def create_system_namespace(client: Client) -> None:
-    """Create the namespace of the Leases of processes, unless it exists."""
-    try:
-        await client.create(NAMESPACES, object_named(SYSTEM_NAMESPACE))
-    except AlreadyExists:
-        return
+async def apply_definition(client: Client, kind: Kind[Any]) -> None:
+    """Create or update the CustomResourceDefinition of a kind, unless another process does so at the same time."""
+    definition = crd(kind)
+    with suppress(Conflict):
+        await client.converge(CRDS, await client.find(CRDS, name_of(definition)), definition)
+
+
+async def create_namespace(client: Client, name: str) -> None:
+    """Create a namespace of the management API, unless it exists."""
+    with suppress(AlreadyExists):
+        await client.create(NAMESPACES, object_named(name))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,12 +17,9 @@ from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.informer_views import PartViews, WholeViews
 from tapestry.controlplane.in_process_transport import InProcessTransport
-from tapestry.kube.crds import crd
-from tapestry.kube.errors import AlreadyExists
-from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
-from tapestry.kube.resources import CRDS, NAMESPACES
+from tapestry.kube.objects import Object, name_of, uid_of, value_at
 from tapestry.planes.app import PlaneProcess, client_of
-from tapestry.planes.management import process_identity
+from tapestry.planes.management import apply_definition, create_namespace, process_identity
 from tapestry.planes.open_plane import SyncerRule
 from tapestry.syncer.cache_transforms import with_changed_at
 from tapestry.tenants import host_clusters, tenant_controller
@@ -67,10 +64,8 @@ async def run_tenants(process: PlaneProcess, connect: Connect = HttpTransport) -
 async def prepare_management_api(client: Client) -> None:
     """Create the kinds of tenants in the management API, and the namespace with the kubeconfigs of host clusters."""
     for kind in (HOST_CLUSTER, CLUSTER_BINDING, POLICY):
-        definition = crd(kind)
-        await client.converge(CRDS, await client.find(CRDS, name_of(definition)), definition)
-    with suppress(AlreadyExists):
-        await client.create(NAMESPACES, object_named(HOSTS_NAMESPACE))
+        await apply_definition(client, kind)
+    await create_namespace(client, HOSTS_NAMESPACE)
 
 
 def tenants_manager(process: PlaneProcess) -> Manager:

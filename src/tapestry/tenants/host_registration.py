@@ -44,7 +44,7 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.manager.connectivity import KUBECONFIG_KEY, claims_of, denied_permissions, expiry_in
-from tapestry.manager.join_steps import Cluster, JoinError, Step, StepResult
+from tapestry.manager.join_steps import Cluster, JoinError, Step, StepResult, has_owner_labels
 from tapestry.manager.joining import TOKEN_SECONDS, kubeconfig, reusable_token
 from tapestry.manager.offers import Offer, policy_spec, validate_offer
 from tapestry.syncer.bindings import access_from_secret
@@ -265,6 +265,14 @@ def desired_policies(plan: HostPlan) -> list[Object]:
 
 def applies_to(policy: Object, host: str) -> bool:
     return not is_deleting(policy) and value_at(policy, "spec", "cluster") == host
+
+
+async def remove_registration(name: str, management: Cluster) -> None:
+    """Delete the Secret and the policy that `add_host` has created in the management API."""
+    for resource, namespace in ((SECRETS, HOSTS_NAMESPACE), (POLICIES, None)):
+        found = await management.client.find(resource, name, namespace)
+        if found is not None and has_owner_labels(found, labelled(name)):
+            await management.remove(resource, found)
 
 
 async def wait_for_host(name: str, management: Client, timeout: float) -> Object:

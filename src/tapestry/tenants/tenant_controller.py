@@ -105,7 +105,8 @@ class TenantReconciler:
             raise TenantRejected("DuplicateTenant", message)
         name = value_at(obj, "spec", "hostCluster")
         if (record := self.host_objects.store.get(name)) is None or is_deleting(record):
-            raise TenantRejected("HostMissing", f"spec.hostCluster: there is no HostCluster {name}; see host add")
+            message = f"spec.hostCluster: there is no HostCluster {name}; `tapestry host add {name}` creates it"
+            raise TenantRejected("HostMissing", message)
         if (host := self.clusters.get(name)) is None:
             message = f"HostCluster {name} is not connected; its status tells why"
             raise TenantRejected("HostNotConnected", message, PENDING)
@@ -158,7 +159,7 @@ class TenantReconciler:
             left = await self.preparation.remove(binding, host)
         except KubeError as error:
             if not is_forced:
-                remedy = "`tapestry tenants delete --force` gives up"
+                remedy = "`tapestry tenant delete --force` gives up"
                 message = f"{error}; {remedy}, and what is left is removed when the host answers"
                 await self._write(obj, DELETING, new_condition(READY, False, "HostUnreachable", message))
                 raise

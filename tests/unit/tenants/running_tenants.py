@@ -93,6 +93,15 @@ async def host_world(folder: Path, nodes: int = 2, **options: Any) -> AsyncItera
 
     Fail if the process lacked a right in the host cluster.
     """
+    async with bare_world(folder, nodes, **options) as world:
+        await world.add_host(folder / "host" / "kubeconfig")
+        yield world
+    assert list(described(world.requests.denied)) == []
+
+
+@asynccontextmanager
+async def bare_world(folder: Path, nodes: int = 1, **options: Any) -> AsyncIterator[HostWorld]:
+    """Run a host cluster with simulated nodes, and a process of planes that does not know it."""
     requests = HostRequests()
     plan = ClusterPlan(folder / "host", nodes=nodes)
     config = PlanesConfig(**{"data": str(folder / "planes"), "name": "here", "address": "127.0.0.1:0", **options})
@@ -101,10 +110,7 @@ async def host_world(folder: Path, nodes: int = 2, **options: Any) -> AsyncItera
         run_kubelets(plan, host),
         run_planes(config, mounted_routes, extension=partial(run_tenants, connect=requests.connect)) as process,
     ):
-        world = HostWorld(host, process, client_of(process.management), requests)
-        await world.add_host(plan.folder / "kubeconfig")
-        yield world
-    assert list(described(requests.denied)) == []
+        yield HostWorld(host, process, client_of(process.management), requests)
 
 
 async def run_pod(client: Client, name: str = "work", **spec: Any) -> Object:
