@@ -1,0 +1,159 @@
+"""Requests to a host cluster with the stolen token of a tenant's account, or with that of the process of planes.
+
+Roles and admission policies of the host cluster must refuse them, even though nothing in the process would send them.
+"""
+
+from typing import Any
+
+from tests.unit.tenants.running_tenants import pod_named
+
+from .escape_requests import Refused
+from .escaping_tenant import ingress_path
+
+REFUSED = (403, 422)
+TENANT, PROCESS = "tenant account", "process account"
+CORE, OWN, VICTIM = "/api/v1/namespaces", "/api/v1/namespaces/<own-namespace>", "/api/v1/namespaces/<victim-namespace>"
+FOREIGN, SYSTEM = "/api/v1/namespaces/foreign", "/api/v1/namespaces/kube-system"
+RBAC, NETWORKING = "/apis/rbac.authorization.k8s.io/v1", "/apis/networking.k8s.io/v1"
+LABELS = {
+    "tapestry.io/managed-by": "tapestry",
+    "tapestry.io/virtual-cluster": "<own-cluster>",
+    "tapestry.io/cluster-binding-uid": "<own-tenant>",
+}
+VICTIMS = {
+    **LABELS,
+    "tapestry.io/virtual-cluster": "<victim-cluster>",
+    "tapestry.io/cluster-binding-uid": "<victim-tenant>",
+}
+SETUP = {**LABELS, "tapestry.io/tenant-setup": "true"}
+
+
+def pod(labels: dict[str, str] = LABELS, **spec: Any) -> Any:
+    body = pod_named("evil")
+    body["metadata"] = {"name": "evil", "labels": labels}
+    body["spec"] |= {"automountServiceAccountToken": False, **spec}
+    return body
+
+
+def labelled(labels: dict[str, str] = LABELS, name: str = "evil", **content: Any) -> Any:
+    return {"metadata": {"name": name, "labels": labels}, **content}
+
+
+def of_tenant(name: str, method: str, path: str, body: Any = None) -> Refused:
+    return Refused(f"account of the tenant: {name}", REFUSED, method, path, body, target=TENANT)
+
+
+def of_process(name: str, method: str, path: str, body: Any = None) -> Refused:
+    return Refused(f"account of the process: {name}", REFUSED, method, path, body, target=PROCESS)
+
+
+CLAIM = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+ADMIN = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+EVERYBODY = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:authenticated"}]
+HOST_PATH = [{"name": "v", "hostPath": {"path": "/"}}]
+TOKEN_VOLUME = [{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]
+PRIVILEGED = {"securityContext": {"privileged": True}, "name": "c", "image": "busybox:1"}
+
+TENANT_ACCOUNT = [
+    of_tenant("read a secret of the victim", "GET", f"{VICTIM}/secrets"),
+    of_tenant("read a secret of the owner", "GET", f"{FOREIGN}/secrets/foreign"),
+    of_tenant("read all secrets", "GET", "/api/v1/secrets"),
+    of_tenant("read the credentials of the process", "GET", f"{CORE}/tapestry-tenants/secrets"),
+    of_tenant("list namespaces", "GET", CORE),
+    of_tenant("list nodes", "GET", "/api/v1/nodes"),
+    of_tenant("call a kubelet", "GET", "/api/v1/nodes/<node>/proxy/pods"),
+    of_tenant("delete a pod of the victim", "DELETE", f"{VICTIM}/pods/<victim-twin>"),
+    of_tenant("run in a pod of the victim", "POST", f"{VICTIM}/pods/<victim-twin>/exec?command=id&stdout=true"),
+    of_tenant("create a pod at the victim", "POST", f"{VICTIM}/pods", pod(VICTIMS)),
+    of_tenant("create a pod in kube-system", "POST", f"{SYSTEM}/pods", pod()),
+    of_tenant("a pod without labels", "POST", f"{OWN}/pods", pod({})),
+    of_tenant("a pod with the labels of the victim", "POST", f"{OWN}/pods", pod(VICTIMS)),
+    of_tenant("a pod with the label of the setup", "POST", f"{OWN}/pods", pod(SETUP)),
+    of_tenant("a pod with a path of the node", "POST", f"{OWN}/pods", pod(volumes=HOST_PATH)),
+    of_tenant("a pod with a token", "POST", f"{OWN}/pods", pod(volumes=TOKEN_VOLUME)),
+    of_tenant("a pod with an account", "POST", f"{OWN}/pods", pod(serviceAccountName="tapestry-tenant")),
+    of_tenant("a pod with a mounted account", "POST", f"{OWN}/pods", pod(automountServiceAccountToken=True)),
+    of_tenant("a privileged pod", "POST", f"{OWN}/pods", pod(containers=[PRIVILEGED])),
+    of_tenant("a pod in the network of the node", "POST", f"{OWN}/pods", pod(hostNetwork=True)),
+    of_tenant("a pod of the system", "POST", f"{OWN}/pods", pod(priorityClassName="system-node-critical")),
+    of_tenant("take a pod over for the victim", "PATCH", f"{OWN}/pods/<own-twin>", {"metadata": {"labels": VICTIMS}}),
+    of_tenant("a token in a secret", "POST", f"{OWN}/secrets", labelled(type="kubernetes.io/service-account-token")),
+    of_tenant("a token of its account", "POST", f"{OWN}/serviceaccounts/tapestry-tenant/token", {"spec": {}}),
+    of_tenant("a token of the process", "POST",
+              f"{CORE}/tapestry-tenants/serviceaccounts/tapestry-host/token", {"spec": {}}),
+    of_tenant("an account", "POST", f"{OWN}/serviceaccounts", labelled()),
+    of_tenant("bind its account to cluster-admin", "POST", f"{RBAC}/namespaces/<own-namespace>/rolebindings",
+              labelled(roleRef=ADMIN, subjects=EVERYBODY)),
+    of_tenant("remove its quota", "DELETE", f"{OWN}/resourcequotas/tapestry-tenant"),
+    of_tenant("remove its network policies", "DELETE",
+              f"{NETWORKING}/namespaces/<own-namespace>/networkpolicies/<base-policy>"),
+    of_tenant("open its network policies", "PATCH",
+              f"{NETWORKING}/namespaces/<own-namespace>/networkpolicies/<base-policy>", {"spec": {"egress": [{}]}}),
+    of_tenant("relax its namespace", "PATCH", OWN,
+              {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}}),
+    of_tenant("a Service with external addresses", "POST", f"{OWN}/services",
+              labelled(spec={"ports": [{"port": 80}], "externalIPs": ["10.0.0.1"]})),
+    of_tenant("a Service with a node port", "POST", f"{OWN}/services",
+              labelled(spec={"ports": [{"port": 80}], "type": "NodePort"})),
+    of_tenant("a Service with an external name", "POST", f"{OWN}/services",
+              labelled(spec={"type": "ExternalName", "externalName": "a.example.com"})),
+    of_tenant("an Ingress at the victim", "POST", f"{NETWORKING}/namespaces/<victim-namespace>/ingresses",
+              labelled(VICTIMS, spec={"rules": [{"http": {"paths": [ingress_path("a")]}}]})),
+    of_tenant("a volume", "POST", "/api/v1/persistentvolumes", labelled(spec={})),
+    of_tenant("a claim at the victim", "POST", f"{VICTIM}/persistentvolumeclaims", labelled(VICTIMS, spec=CLAIM)),
+    of_tenant("stop the policies of the owner", "DELETE",
+              "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/tapestry-tenants"),
+    of_tenant("lift the kill switch", "PATCH", f"{CORE}/tapestry-tenants",
+              {"metadata": {"annotations": {"tapestry.io/reclaim": "later"}}}),
+]  # fmt: skip
+
+NAMESPACE = {"metadata": {"name": "evil", "labels": LABELS}}
+PRIVILEGED_NAMESPACE = {
+    "metadata": {
+        "name": "tapestry-tenant-evil",
+        "labels": {**LABELS, "pod-security.kubernetes.io/enforce": "privileged"},
+    }
+}
+PROCESS_ACCOUNT = [
+    of_process("read secrets", "GET", "/api/v1/secrets"),
+    of_process("read secrets of the owner", "GET", f"{FOREIGN}/secrets/foreign"),
+    of_process("read secrets of a tenant", "GET", f"{OWN}/secrets"),
+    of_process("create a pod at the owner", "POST", f"{FOREIGN}/pods", pod()),
+    of_process("create a pod at a tenant", "POST", f"{OWN}/pods", pod()),
+    of_process("delete a pod of the owner", "DELETE", f"{FOREIGN}/pods/foreign"),
+    of_process("a namespace with another name", "POST", CORE, NAMESPACE),
+    of_process("delete a namespace of the owner", "DELETE", FOREIGN),
+    of_process("delete kube-system", "DELETE", SYSTEM),
+    of_process("label a namespace of the owner", "PATCH", FOREIGN, {"metadata": {"labels": LABELS}}),
+    of_process("a privileged namespace", "POST", CORE, PRIVILEGED_NAMESPACE),
+    of_process("change a node", "PATCH", "/api/v1/nodes/<node>", {"spec": {"unschedulable": True}}),
+    of_process("bind cluster-admin", "POST", f"{RBAC}/namespaces/<own-namespace>/rolebindings",
+               labelled(SETUP, roleRef=ADMIN, subjects=EVERYBODY)),
+    of_process("bind everybody", "POST", f"{RBAC}/namespaces/<own-namespace>/rolebindings",
+               labelled(SETUP, roleRef={**ADMIN, "name": "tapestry-tenant"}, subjects=EVERYBODY)),
+    of_process("bind for the cluster", "POST", f"{RBAC}/clusterrolebindings",
+               labelled(SETUP, roleRef=ADMIN, subjects=EVERYBODY)),
+    of_process("an account at the owner", "POST", f"{FOREIGN}/serviceaccounts", labelled(SETUP, "tapestry-tenant")),
+    of_process("a token of another account", "POST", f"{SYSTEM}/serviceaccounts/default/token", {"spec": {}}),
+    of_process("a Service at the owner", "POST", f"{FOREIGN}/services",
+               labelled(SETUP, spec={"ports": [{"port": 80}]})),
+    of_process("a Service with a selector", "POST", f"{OWN}/services",
+               labelled(SETUP, spec={"ports": [{"port": 80}], "selector": {"app": "shop"}})),
+    of_process("a Service with external addresses", "POST", f"{OWN}/services",
+               labelled(SETUP, spec={"ports": [{"port": 80}], "externalIPs": ["10.0.0.1"]})),
+    of_process("an object of the victim at the attacker", "POST", f"{OWN}/services",
+               labelled({**VICTIMS, "tapestry.io/tenant-setup": "true"}, spec={"ports": [{"port": 80}]})),
+    of_process("remove the policies", "DELETE",
+               "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/tapestry-host"),
+]  # fmt: skip
+
+PLANE_TOKEN = [
+    Refused(f"token of the plane at {name}", (401,), "GET", path, target=target)
+    for name, path, target in (
+        ("the host cluster", f"{OWN}/pods", "host cluster"),
+        ("the plane of the victim", "/api/v1/namespaces/default/secrets/shop", "victim"),
+        ("the management API", "/apis/tapestry.io/v1alpha1/hostclusters", "management"),
+    )
+]
+
+STOLEN = [*PLANE_TOKEN, *TENANT_ACCOUNT, *PROCESS_ACCOUNT]
