@@ -21,14 +21,14 @@ from tapestry.manager.volume_policies import POD_SOURCES
 from .escape_objects import VICTIM_LABELS
 from .escaping_tenant import CANARY, INGRESS_CLASS, INGRESS_DOMAIN, EscapingTenant
 
-QUIET_SECONDS, POLL_SECONDS, SETTLE_SECONDS = 1.5, 0.25, 40.0
+QUIET_SECONDS, POLL_SECONDS, MAX_WAIT_SECONDS = 1.5, 0.25, 40.0
 Check = Callable[[Object, EscapingTenant], Iterator[str]]
 
 
-async def settled(tenant: EscapingTenant) -> None:
+async def wait_for_no_changes(tenant: EscapingTenant) -> None:
     """Wait until nothing of the attacker changes in the host cluster."""
     before, quiet = None, 0.0
-    async with asyncio.timeout(SETTLE_SECONDS):
+    async with asyncio.timeout(MAX_WAIT_SECONDS):
         while quiet < QUIET_SECONDS:
             await asyncio.sleep(POLL_SECONDS)
             now = [

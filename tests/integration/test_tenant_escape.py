@@ -14,7 +14,7 @@ import aiohttp
 from tapestry.kube.resources import PODS, SERVICES
 
 from .escape_actions import ACTIONS, holds_on_to_nodes
-from .escape_checks import settled, violations
+from .escape_checks import violations, wait_for_no_changes
 from .escape_objects import ATTEMPTS, Attempt
 from .escape_requests import REFUSED, Refused
 from .escape_rights import STOLEN
@@ -67,7 +67,7 @@ async def test_no_attempt_of_a_tenant_escapes(tmp_path: Path, record_property: C
         found = await not_refused(tenant, [*REFUSED, *STOLEN])
         found += await unexpected_answers(tenant, ATTEMPTS)
         found += await succeeded_actions(tenant)
-        await settled(tenant)
+        await wait_for_no_changes(tenant)
         found += await violations(tenant)
         after = await tenant.state_of_others()
         found += [
