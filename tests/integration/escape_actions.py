@@ -23,6 +23,7 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 MAPS = "/api/v1/namespaces/default/configmaps"
 NOT_ANSWERED = (400, 403, 404, 500, 502, 503)
+POLL_SECONDS = 0.05
 KILL_SWITCH_SECONDS = 10.0
 """Seconds until all twins are being deleted: generous, because other tests run at the same time."""
 MAX_GRACE_SECONDS = 30
@@ -125,7 +126,7 @@ def forged_status(**status: Any) -> Act:
                 now = json.loads((await tenant.request("GET", f"{POD_PATH}/own"))[1])["status"]
                 if all(now.get(key) == before.get(key) for key in ("podIP", "hostIP")):
                     return
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(POLL_SECONDS)
 
     return act
 
@@ -158,7 +159,7 @@ async def wait_for_twins(tenant: EscapingTenant, seconds: float, until: Callable
         while True:
             if until(await scheduled_twins(tenant)):
                 return
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(POLL_SECONDS)
 
 
 async def scheduled_twins(tenant: EscapingTenant) -> list[Object]:
