@@ -92,7 +92,7 @@ def install(manager: Manager, process: PlaneProcess, clusters: HostClusters, ten
         exists = any(plane_id(each) == id for each in planes.store.list())
         return not exists and process.processes.is_candidate(id)
 
-    preparation = Preparation(api_port=endpoints.ports.port_of, dns_port=lambda _: None)
+    preparation = Preparation(endpoints.ports.port_of, lambda _: None, process.tls.set_extra_names)
     host_clusters.install(manager, clusters, process.processes.is_candidate)
     recheck = tenant_controller.install(manager, clusters, tenants, preparation, is_responsible)
     management = ManagementCaches(

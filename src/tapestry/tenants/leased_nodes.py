@@ -10,6 +10,7 @@ from tapestry.apis import keys
 from tapestry.controller import ObjectCache
 from tapestry.kube.conditions import new_condition
 from tapestry.kube.objects import Object, labels_of, name_of
+from tapestry.tenants.api_service import API_CONDITION
 
 SERVICES_CONDITION = "ServicesSynced"
 HOST_HAS_LEASED_NODES = "HostHasLeasedNodes"
@@ -52,3 +53,12 @@ def services_condition(leased_nodes: LeasedNodes) -> Object:
     if leased_nodes:
         return new_condition(SERVICES_CONDITION, False, HOST_HAS_LEASED_NODES, MESSAGE)
     return new_condition(SERVICES_CONDITION, True, SERVICES_CONDITION)
+
+
+def network_conditions(leased_nodes: LeasedNodes) -> list[Object]:
+    """Return the conditions of a tenant's binding about what its pods reach.
+
+    Pods on leased nodes do not reach the API of their plane either, because it is behind a Service.
+    """
+    unreachable = [new_condition(API_CONDITION, False, HOST_HAS_LEASED_NODES, MESSAGE)] if leased_nodes else []
+    return [services_condition(leased_nodes), *unreachable]

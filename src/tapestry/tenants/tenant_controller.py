@@ -21,6 +21,7 @@ from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, 
 from tapestry.kube.patches import exact_map_patch
 from tapestry.kube.resources import CONFIGMAPS
 from tapestry.process.logs import logger
+from tapestry.tenants.api_service import api_condition
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, Host, HostClusters
 from tapestry.tenants.host_objects import TenantSpecError
 from tapestry.tenants.host_setup import HostSetupError
@@ -67,6 +68,7 @@ class TenantReconciler:
         plane = plane_of(obj)
         if not self.is_responsible(plane):
             await self.tenants.remove(plane, uid_of(obj))
+            self.preparation.forget(plane, uid_of(obj))
             return None
         if is_deleting(obj):
             return await self._delete(obj, plane)
@@ -75,7 +77,7 @@ class TenantReconciler:
             return None  # the next pass sees the change
         try:
             host = self._checked_host(obj, plane)
-            await self._prepare(obj, host)
+            api = await self._prepare(obj, host)
         except TenantRejected as error:
             await self.tenants.remove(plane, uid_of(obj))
             await self._write(obj, error.phase, new_condition(READY, False, error.reason, str(error)))
@@ -90,7 +92,9 @@ class TenantReconciler:
             phase = READY if self.tenants.is_running(plane) else PENDING
             await self._write(obj, phase, new_condition(READY, False, "HostUnreachable", str(error)))
             raise
-        report = self.tenants.report(plane)
+        report = self.tenants.report(plane) or {}
+        conditions = {each["type"]: each for each in (api, *report.get("conditions", ()))}
+        report = {**report, "conditions": list(conditions.values())}
         await self._write(obj, READY, new_condition(READY, True, READY), report)
         return Result(requeue_after=RECHECK_SECONDS)
 
@@ -112,8 +116,11 @@ class TenantReconciler:
             raise TenantRejected("HostNotConnected", message, PENDING)
         return host
 
-    async def _prepare(self, obj: Object, host: Host) -> None:
-        """Prepare the host cluster, and let the syncer run. Raises errors of the host cluster and of the spec."""
+    async def _prepare(self, obj: Object, host: Host) -> Object:
+        """Prepare the host cluster, let the syncer run, and return the condition about the API of the plane.
+
+        Raises errors of the host cluster and of the spec.
+        """
         binding = self._binding(obj)
         prepared = await self.preparation.prepare(binding, host)
         self.tenants.put(
@@ -131,6 +138,8 @@ class TenantReconciler:
                 access=prepared.access,
             )
         )
+        name, offered = host.connection.name, binding.host.api_address if binding.host is not None else ""
+        return api_condition(name, offered, prepared.api_port, prepared.api_address)
 
     def _binding(self, obj: Object) -> Binding:
         """Return the binding with what its HostCluster offers. Raises InvalidSpec."""
@@ -169,7 +178,7 @@ class TenantReconciler:
             message = f"{len(left)} objects are left in the host cluster: {listed(left)}"
             await self._write(obj, DELETING, new_condition(READY, False, DELETING, message))
             return Result(requeue_after=WAIT_SECONDS)
-        self.preparation.forget(plane)
+        self.preparation.forget(plane, uid_of(obj))
         remaining = [each for each in finalizers if each != keys.TENANT_FINALIZER]
         await self.client.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": remaining}})
         log.info("tenant removed", plane=plane, binding=name_of(obj), forced=is_forced)
@@ -264,7 +273,7 @@ def install(
         return (name_of(each) for each in bindings.store.by("plane", id))
 
     controller.watch(bindings, lambda binding: tenants_of_plane(plane_of(binding)) if is_tenant(binding) else ())
-    controller.watch(planes, lambda plane: tenants_of_plane(plane_id(plane)), when=generation_changed)
+    controller.watch(planes, lambda plane: tenants_of_plane(plane_id(plane)), when=is_plane_changed)
     controller.watch(hosts, lambda host: tenants_of_host(name_of(host)), when=generation_changed)
 
     def recheck_host(name: str) -> None:
@@ -278,6 +287,11 @@ def install(
     clusters.on_change(recheck_host)
     tenants.on_report(recheck_plane)
     return recheck_plane
+
+
+def is_plane_changed(old: Object | None, new: Object | None) -> bool:
+    """Return whether the spec of a plane, its deletion or its own port changed."""
+    return generation_changed(old, new) or value_at(old, "status", "port") != value_at(new, "status", "port")
 
 
 def planes_of(binding: Object) -> list[str]:

@@ -9,6 +9,7 @@ from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.kube.objects import value_at
 from tapestry.kube.resources import SERVICES
+from tapestry.tenants.api_service import certificate_names, is_address
 from tapestry.tenants.host_clusters import Host
 from tapestry.tenants.host_objects import API_SERVICE, DNS_SERVICE, HostFacts, host_namespace
 from tapestry.tenants.host_setup import apply_tenant, remove_tenant, with_api_server_addresses
@@ -28,8 +29,10 @@ class Prepared:
     namespace: str
     access: Access
     """Access to the host cluster with the account of the tenant."""
+    api_port: int | None
+    """The plane's own port in this process; None if it has none."""
     api_address: str
-    """Address of the Service that leads to the plane; empty if there is none."""
+    """Address of the Service that leads to that port; empty if there is none."""
     dns_address: str
 
 
@@ -46,6 +49,8 @@ class Preparation:
 
     api_port: PortOf
     dns_port: PortOf
+    set_certificate_names: Callable[[str, tuple[str, ...]], None]
+    """Set additional names in the serving certificate of a plane, by the id of the plane."""
     monotonic: Callable[[], float] = time.monotonic
     _last: dict[str, LastPreparation] = field(default_factory=dict)
     """By the id of the plane."""
@@ -69,9 +74,11 @@ class Preparation:
         prepared = Prepared(
             namespace,
             last.prepared.access if is_same and last is not None else self._access(host, namespace),
-            await service_address(client, namespace, API_SERVICE),
-            await service_address(client, namespace, DNS_SERVICE),
+            facts.api_port,
+            await service_address(client, binding, API_SERVICE),
+            await service_address(client, binding, DNS_SERVICE),
         )
+        self.set_certificate_names(plane, certificate_names(prepared.api_address))  # before a pod has the address
         self._last[plane] = LastPreparation(inputs, now, prepared)
         return prepared
 
@@ -80,8 +87,12 @@ class Preparation:
         inventory = await remove_tenant(host.connection.client, binding)
         return list(inventory.references)
 
-    def forget(self, plane: str) -> None:
-        self._last.pop(plane, None)
+    def forget(self, plane: str, binding_uid: str) -> None:
+        """Forget the tenant of a plane, unless another binding of the plane is the prepared one."""
+        last = self._last.get(plane)
+        if last is not None and last.inputs[0].uid == binding_uid:
+            del self._last[plane]
+            self.set_certificate_names(plane, ())
 
     def namespace_of(self, binding: Binding) -> str:
         return host_namespace(binding)
@@ -103,7 +114,10 @@ class Preparation:
         return known[1]
 
 
-async def service_address(client: Client, namespace: str, name: str) -> str:
-    """Return the address of a Service; empty if it does not exist."""
-    address: str = value_at(await client.find(SERVICES, name, namespace), "spec", "clusterIP", default="")
-    return address
+async def service_address(client: Client, binding: Binding, name: str) -> str:
+    """Return the address of a Service of a tenant's setup; empty if it does not exist, or has none."""
+    service = await client.find(SERVICES, name, host_namespace(binding))
+    if service is None or not binding.owns(service):
+        return ""
+    address: str = value_at(service, "spec", "clusterIP", default="")
+    return address if is_address(address) else ""

@@ -17,7 +17,7 @@ from tapestry.syncer.topdown.host_scheduling import HostScheduling, NeededNodes
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.syncer.views import VirtualPod
 from tapestry.tenants.host_access import wire_host_access
-from tapestry.tenants.leased_nodes import services_condition
+from tapestry.tenants.leased_nodes import network_conditions
 from tapestry.tenants.sync.services import TenantServices, wire_tenant_services
 from tapestry.tenants.tenant_report import tenant_report
 from tapestry.tenants.tenant_set import TenantSet, TenantSlot
@@ -93,7 +93,7 @@ def wire_report(
 ) -> None:
     """Report the usage of the tenant, some time after it has changed."""
     caches, name = syncer.caches, syncer.identity.binding_name
-    slot.report = lambda: tenant_report(syncer, nodes.leases, plane, (), [services_condition(services.leased_nodes)])
+    slot.report = lambda: tenant_report(syncer, nodes.leases, plane, (), network_conditions(services.leased_nodes))
 
     async def report(_: str) -> None:
         tenants.reported(plane.id)

@@ -102,7 +102,7 @@ class TenantProcess:
 
     def install(self, manager: Manager, clusters: HostClusters) -> TenantRunner:
         clock = running_clock()
-        preparation = Preparation(lambda _: None, lambda _: None, clock.monotonic)
+        preparation = Preparation(lambda _: None, lambda _: None, lambda _plane, _names: None, clock.monotonic)
 
         def install_controllers(manager: Manager) -> None:
             host_clusters.install(manager, clusters, self.writes_status)

@@ -8,7 +8,7 @@ from tapestry.controller.informer_views import InformerView
 from tapestry.controller.store import Store
 from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import NODES
-from tapestry.tenants.leased_nodes import LeasedNodes, services_condition
+from tapestry.tenants.leased_nodes import LeasedNodes, network_conditions, services_condition
 
 
 def node(name: str, *, is_leased: bool) -> Object:
@@ -40,3 +40,14 @@ def test_condition_says_whether_tenant_has_services() -> None:
     nodes.report_change(None, node("a", is_leased=True))
     condition = services_condition(leased)
     assert (condition["status"], condition["reason"]) == ("False", "HostHasLeasedNodes")
+
+
+def test_leased_nodes_do_not_reach_the_api() -> None:
+    nodes = new_cache()
+    leased = LeasedNodes(nodes)
+    assert [each["type"] for each in network_conditions(leased)] == ["ServicesSynced"]
+    nodes.report_change(None, node("a", is_leased=True))
+    assert [(each["type"], each["status"]) for each in network_conditions(leased)] == [
+        ("ServicesSynced", "False"),
+        ("ApiAvailable", "False"),
+    ]

@@ -1,0 +1,54 @@
+"""The Service `kubernetes` of a tenant, through which its pods reach the API of the plane.
+
+It leads to the plane's own port: a client in a pod sends no server name by which a shared port could select the plane.
+"""
+
+import ipaddress
+
+from tapestry.kube.conditions import new_condition
+from tapestry.kube.objects import Object
+from tapestry.syncer.translate.pods import service_names
+from tapestry.tenants.host_objects import API_SERVICE
+
+API_CONDITION = "ApiAvailable"
+"""Condition of a tenant's binding: its pods have an address of the API of the plane."""
+
+
+def is_address(text: str) -> bool:
+    """Return whether the host cluster has allocated an address, and not something else such as `None`."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text  # a zone belongs to one machine
+
+
+def certificate_names(address: str) -> tuple[str, ...]:
+    """Return the names by which pods call the API of their plane; none if they have no address of it."""
+    return (*service_names(API_SERVICE, "default"), address) if address else ()
+
+
+def api_condition(host: str, host_address: str, port: int | None, service_address: str) -> Object:
+    """Return the condition that says whether pods reach the API of their plane, and what to do if they do not.
+
+    `host_address` is `apiAddress` of the HostCluster `host`, `port` the plane's own port, and `service_address` that of
+    the Service.
+    """
+    set_address = f"set spec.apiAddress of HostCluster {host}, for example by `tapestry host add {host} --api-address`"
+    set_range = "start `tapestry planes run` with --port-range; status.portMessage of the plane says why it has no port"
+    if not host_address and port is None:
+        reason, message = "NotConfigured", f"pods have no address of the API of their plane; {set_address}; {set_range}"
+    elif not host_address:
+        reason, message = "HostHasNoApiAddress", f"the plane has port {port} for its pods; {set_address}"
+    elif port is None:
+        reason, message = (
+            "PlaneHasNoPort",
+            f"HostCluster {host} has apiAddress {host_address}, but the plane has no port of its own; {set_range}",
+        )
+    elif not service_address:
+        reason, message = "NoClusterIP", f"the host cluster has given no address to Service {API_SERVICE} of the tenant"
+    else:
+        return new_condition(
+            API_CONDITION, True, "Available", f"https://{API_SERVICE}.default.svc is {service_address}"
+        )
+    return new_condition(API_CONDITION, False, reason, message)
