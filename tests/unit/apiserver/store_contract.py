@@ -65,6 +65,49 @@ async def write_gets_own_revision(store: Store) -> None:
 
 
 @store_check
+async def precondition_sees_writes_in_flight(store: Store) -> None:
+    def is_below_quota() -> bool:
+        return len(store.heads(PODS, "default")) < 1
+
+    async def create(name: str) -> bool:
+        try:
+            await store.put(key(name), None, text(name), is_below_quota)
+        except VersionConflict:
+            return False
+        return True
+
+    async with asyncio.TaskGroup() as group:
+        creates = [group.create_task(create(f"p{number}")) for number in range(20)]
+    assert sum(each.result() for each in creates) == len(store.list_objects(PODS)) == 1
+    assert store.heads(PODS, "default") == store.heads(PODS) == store.list_objects(PODS)
+    assert store.heads(PODS, "elsewhere") == store.heads("services") == []
+
+
+@store_check
+async def precondition_sees_updates_and_deletions_in_flight(store: Store) -> None:
+    def contents() -> set[str]:
+        return {content_and_revision(each.raw)[0] for each in store.heads(PODS)}
+
+    first = await store.put(key("a"), None, text("small"))
+    other = await store.put(key("b"), None, text("large"))
+    async with asyncio.TaskGroup() as group:
+        growing = group.create_task(store.put(key("a"), first, text("large"), lambda: "small" in contents()))
+        deletion = group.create_task(store.delete(key("b"), other, text("deleted")))
+        second = group.create_task(attempt(store.put(key("c"), None, text("large"), lambda: "small" in contents())))
+    assert growing.result().revision > first.revision
+    assert deletion.done()
+    assert second.result() is None  # the first write came first
+    assert store.heads(PODS) == store.list_objects(PODS)
+
+
+async def attempt(write: Awaitable[ObjectVersion]) -> ObjectVersion | None:
+    try:
+        return await write
+    except VersionConflict:
+        return None
+
+
+@store_check
 async def write_conflicts_if_version_differs(store: Store) -> None:
     first = await store.put(key("a"), None, text("one"))
     second = await store.put(key("a"), first, text("two"))

@@ -4,7 +4,7 @@ The store belongs to one event loop. Subclasses implement writes. `LocalStore` a
 durable in a log. In `EtcdStore`, etcd does both, and a watch reports the writes of other servers. Readers and watchers
 never see a write before it is durable.
 
-    head               the object as the next writer sees it
+    head, heads        the objects as the next writer sees them
     load               fill the empty store; listeners get every object
     get, list_objects  the durable state, as readers see it
     watch              every change after a revision, in order, exactly once
@@ -237,7 +237,7 @@ RevisionEncoder = Callable[[int], tuple[bytes, Mapping[str, str]]]
 """Encode the object with a revision; return the JSON and the labels."""
 
 Precondition = Callable[[], bool]
-"""Return whether unique values that the object claims are still free, as readers see the store."""
+"""Return whether what the object claims is still free, in view of the `Store.heads` of its resource."""
 
 
 class Store(ABC):
@@ -391,6 +391,14 @@ class Store(ABC):
     @abstractmethod
     def head(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
         """The object as the next write sees it, including pending writes."""
+
+    @abstractmethod
+    def heads(self, resource: str, namespace: str = "") -> list[ObjectVersion]:
+        """The objects as the next write sees them, in no order.
+
+        A precondition that counts these counts every write that comes before its own. If a pending write fails, so do
+        all that build on it.
+        """
 
     @abstractmethod
     async def put(

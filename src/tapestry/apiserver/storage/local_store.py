@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from itertools import chain
 
 import msgspec
 
@@ -83,6 +84,14 @@ class LocalStore(Store):
         """The object as the next write sees it, including writes that wait for the log."""
         pending = self._pending.get(Key(resource, namespace, name))
         return pending.event.new if pending is not None else self.get(resource, namespace, name)
+
+    def heads(self, resource: str, namespace: str = "") -> list[ObjectVersion]:
+        pending = {key: each.event.new for key, each in self._pending.items() if key.resource == resource}
+        versions = chain(
+            (each for each in self.unsorted_objects(resource) if each.key not in pending),
+            (each for each in pending.values() if each is not None),
+        )
+        return [each for each in versions if namespace in ("", each.key.namespace)]
 
     async def put(
         self,

@@ -40,6 +40,10 @@ class InstantStore(Store):
     def head(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
         return self.latest.get(Key(resource, namespace, name))
 
+    def heads(self, resource: str, namespace: str = "") -> list[ObjectVersion]:
+        versions = (each for key, each in self.latest.items() if key.resource == resource)
+        return [each for each in versions if namespace in ("", each.key.namespace)]
+
     async def put(
         self,
         key: Key,

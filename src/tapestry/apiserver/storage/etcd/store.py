@@ -115,6 +115,11 @@ class EtcdStore(Store):
     def head(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
         return self.get(resource, namespace, name)
 
+    def heads(self, resource: str, namespace: str = "") -> list[ObjectVersion]:
+        """The objects in the cache. A write with a precondition is only accepted if etcd has no newer ones."""
+        versions = self.unsorted_objects(resource)
+        return [each for each in versions if each.key.namespace == namespace] if namespace else versions
+
     async def put(
         self,
         key: Key,
