@@ -14,9 +14,10 @@ from tapestry.apiserver.access.authentication import (
 )
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.access.tls_contexts import following_context, reloading_tls_context
-from tapestry.apiserver.assembly import OpenServer, ServerThreads, open_server, service_range
+from tapestry.apiserver.assembly import OpenServer, ServerExtensions, ServerThreads, open_server, service_range
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
+from tapestry.apiserver.core.requests import BuildAdmission
 from tapestry.apiserver.core.spec_cache import SpecCache
 from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
 from tapestry.apiserver.serving.http_server import HttpServer
@@ -45,11 +46,13 @@ async def run_apiserver(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     mounted_handlers: Mapping[str, MountedHandler] = EMPTY_MAPPING,
     spec_cache: SpecCache | None = None,
+    admission: BuildAdmission | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Run the server for the duration of the context. Raises ValueError or OSError if it cannot start."""
+    extensions = ServerExtensions(mounted_handlers, admission)
     with closing(ServerThreads()) as threads:
         async with (
-            open_server(config, threads, now, mounted_handlers, spec_cache) as opened,
+            open_server(config, threads, now, extensions, spec_cache) as opened,
             asyncio.TaskGroup() as group,
         ):
             http_servers = await start_listeners(config, opened.http_handler, opened.folder, group)

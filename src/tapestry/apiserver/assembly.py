@@ -74,7 +74,7 @@ from tapestry.apiserver.core.epochs import EpochFence
 from tapestry.apiserver.core.host_access import HostAccess
 from tapestry.apiserver.core.outgoing_http import WebhookClient
 from tapestry.apiserver.core.private_files import KEYS_FOLDER, ChangeKeys, change_local_keys
-from tapestry.apiserver.core.requests import Attributes, Authorize, allow_all, no_denial_reason
+from tapestry.apiserver.core.requests import Attributes, Authorize, BuildAdmission, allow_all, no_denial_reason
 from tapestry.apiserver.core.resource_registry import ResourceRegistry, published_api
 from tapestry.apiserver.core.responses import PathHandler, ResourceHandler, SpecialHandler
 from tapestry.apiserver.core.session_limiter import SessionLimiter
@@ -125,7 +125,6 @@ from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBinding
 from tapestry.apiserver.subresources.typed_bodies import TypedBodies
 from tapestry.apiserver.validation import strategies as validation
 from tapestry.apiserver.warnings import kinds as advice
-from tapestry.kube.objects import EMPTY_MAPPING
 from tapestry.kube.resources import CRDS, DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS, SERVICES
 from tapestry.process.audit import AuditLog, AuditWriter
 from tapestry.process.system import raise_open_file_limit
@@ -178,6 +177,18 @@ class ServerIsolation:
     audit_writer: AuditWriter
 
 
+@dataclass(frozen=True)
+class ServerExtensions:
+    """Additions to a server by the program that it is part of."""
+
+    mounted_handlers: Mapping[str, MountedHandler] = field(default_factory=dict)
+    """Handlers of other APIs, by the first segment of their paths."""
+    admission: BuildAdmission | None = None
+
+
+NO_EXTENSIONS = ServerExtensions()
+
+
 class ServerLimiters(NamedTuple):
     """Limits on what clients of a server do at the same time."""
 
@@ -223,7 +234,7 @@ async def open_server(
     config: ApiServerConfig,
     threads: ServerThreads,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
-    mounted_handlers: Mapping[str, MountedHandler] = EMPTY_MAPPING,
+    extensions: ServerExtensions = NO_EXTENSIONS,
     spec_cache: SpecCache | None = None,
     isolation: ServerIsolation | None = None,
     fence: EpochFence | None = None,
@@ -246,10 +257,10 @@ async def open_server(
         if has_expired_tokens(folder, now()):
             await change_keys(partial(remove_expired_tokens, folder, now()))
         authenticators, limiters = build_authenticators(config, now, account_tokens), build_limiters(config, isolation)
-        server = build_server(config, store, account_tokens, authenticators, now, spec_cache)
+        server = build_server(config, store, account_tokens, authenticators, now, spec_cache, extensions.admission)
         request_handler = replace(
             build_request_handler(config, server, account_tokens, limiters, isolation),
-            mounted_handlers=mounted_handlers,
+            mounted_handlers=extensions.mounted_handlers,
             worker=isolation.worker if isolation is not None else threads.large_requests,
         )
         http_handler = HttpHandler(
@@ -303,6 +314,7 @@ def build_server(
     authenticators: list[Authenticator],
     now: Callable[[], datetime],
     spec_cache: SpecCache | None = None,
+    admission: BuildAdmission | None = None,
 ) -> Server:
     api = published_api()
     registry, types = ResourceRegistry(api.resources), published_decoders()
@@ -357,6 +369,7 @@ def build_server(
     )
     csrs, restriction = SigningRequests(authorize, now), NodeRestriction(store, authorize)
     lifecycle = NamespaceLifecycle(store)
+    plugin = admission(store) if admission is not None else None
     admit = Pipeline(
         [
             ResourceStep(is_one_of(*RESTRICTED_TARGETS), syncer_restriction.check_target),
@@ -383,6 +396,7 @@ def build_server(
                 ResourceStep(is_one_of(SERVICES.name), allocator),
                 PureStep(validation.validation_step),
                 ResourceStep(is_one_of(*RESTRICTED_FIELDS_OF), syncer_restriction.check_fields),
+                *((ResourceStep(is_one_of(*plugin.resources), plugin.admit),) if plugin is not None else ()),
                 ResourceStep(is_custom, PureStep(definitions.validate)),
             ),
             *(
@@ -403,6 +417,7 @@ def build_server(
     )
     delete_steps = (
         *(syncer_restriction.check_delete, restriction.validate_delete, lifecycle.validate_delete),
+        *((plugin.validate_delete,) if plugin is not None else ()),
         advice.add_delete_warnings,
         *map(syncer_restriction.delete_unless_skipped, (policies.validate_delete, webhooks.validate_delete)),
     )

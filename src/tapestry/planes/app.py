@@ -15,9 +15,9 @@ from tapestry.apis.keys import SYSTEM_NAMESPACE
 from tapestry.apis.planes import MANAGEMENT, PLANE, PLANES, plane_id
 from tapestry.apiserver.access.certificates import write_private_file
 from tapestry.apiserver.access.ephemeral_tokens import create_token, revoke_token
-from tapestry.apiserver.assembly import OpenServer, ServerIsolation, ServerThreads, open_server
+from tapestry.apiserver.assembly import OpenServer, ServerExtensions, ServerIsolation, ServerThreads, open_server
 from tapestry.apiserver.core.private_files import change_local_keys
-from tapestry.apiserver.core.requests import APISERVER_USER
+from tapestry.apiserver.core.requests import APISERVER_USER, BuildAdmission
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.apiserver.storage.archive import remove_stale_folders
@@ -98,8 +98,12 @@ async def run_planes(
     mount_routes: MountRoutes,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     extension: Extension = no_extension,
+    admission: BuildAdmission | None = None,
 ) -> AsyncIterator[PlaneProcess]:
-    """Hold planes for the duration of the context. Raises StorageError, ValueError or OSError if it cannot start."""
+    """Hold planes for the duration of the context. Raises StorageError, ValueError or OSError if it cannot start.
+
+    `admission` is for the management API, and not for planes.
+    """
     config = await with_denied_host_addresses(config, os.environ)
     names = PlaneNames(config.domain, tuple(server_names(config)))
     group_key = load_group_key(config.group_key_file) if config.uses_etcd else None
@@ -117,8 +121,9 @@ async def run_planes(
             routes = [kubeconfig_route(endpoints.endpoint, keys), *credential_routes(keys)]
             idle = group.create_task(IdlePlanes(plane_set, now).run(), name="idle-planes")
             try:
+                extensions = ServerExtensions(mount_routes({PLANES.name: routes}), admission)
                 async with run_management_api(
-                    config, group_key, threads, mount_routes({PLANES.name: routes}), now, plane_set.shares.management()
+                    config, group_key, threads, extensions, now, plane_set.shares.management()
                 ) as opened:
                     plane_set.add_open(opened)
                     write_kubeconfig(config, endpoints)
@@ -145,7 +150,7 @@ async def run_management_api(
     config: PlanesConfig,
     group_key: GroupKey | None,
     threads: ServerThreads,
-    mounted_handlers: Mapping[str, MountedHandler],
+    extensions: ServerExtensions,
     now: Callable[[], datetime],
     isolation: ServerIsolation,
 ) -> AsyncIterator[OpenPlane]:
@@ -153,7 +158,7 @@ async def run_management_api(
     async with (
         management_keys(config, group_key) as keys,
         open_server(
-            *(management_server_config(config), threads, now, mounted_handlers),
+            *(management_server_config(config), threads, now, extensions),
             isolation=isolation,
             change_keys=keys.update if keys is not None else change_local_keys,
         ) as opened,

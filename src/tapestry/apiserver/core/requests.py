@@ -11,7 +11,7 @@ import msgspec
 
 from tapestry.apiserver.core import api_errors
 from tapestry.apiserver.core.resource_registry import ResourceInfo, ResourceRegistry
-from tapestry.apiserver.core.store import Key, Precondition
+from tapestry.apiserver.core.store import Key, Precondition, Store
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
@@ -199,6 +199,30 @@ Step = Callable[[WriteRequest, Object | None, Object], Awaitable[Object]]
 
 DeleteStep = Callable[[WriteRequest, Object], Awaitable[None]]
 """A step of a deletion: rejects it, or adds warnings."""
+
+
+@dataclass(frozen=True)
+class AdmissionPlugin:
+    """Admission of custom resources by the program that the server is part of.
+
+    The steps run for every write, whether it comes from a listener or from this process. They see the object as it is
+    to be stored, after webhooks have changed it and before its schema is checked. A step that counts objects checks the
+    result again in `WriteRequest.claim`.
+    """
+
+    resources: frozenset[str]
+    """Resources as in `Key.resource`, for example `planes.tapestry.io`."""
+    admit: Step
+    """Changes or rejects a create or an update, also of a subresource."""
+    admit_delete: DeleteStep
+
+    async def validate_delete(self, request: WriteRequest, current: Object) -> None:
+        if request.target.info.storage in self.resources:
+            await self.admit_delete(request, current)
+
+
+BuildAdmission = Callable[[Store], AdmissionPlugin]
+"""Build the plugin of a server for its store, before the store is loaded."""
 
 
 Convert = Callable[[ResourceInfo, Sequence[Object], str], Awaitable[Sequence[Object]]]
