@@ -8,13 +8,15 @@ import asyncio
 import ssl
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import uvloop
+
+from benchmarks.sides.client_process import execute_commands
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 MAPS = "/api/v1/namespaces/default/configmaps"
@@ -163,8 +165,6 @@ def definition(url: str, number: int) -> dict[str, Any]:
 
 
 async def main(ca: str, token: str) -> None:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=ca), limit=0)
     headers, timeout = {"Authorization": f"Bearer {token}"}, aiohttp.ClientTimeout(total=None)
     async with (
@@ -172,12 +172,7 @@ async def main(ca: str, token: str) -> None:
         asyncio.TaskGroup() as group,
     ):
         client = PlaneClient(session, group)
-        while line := await reader.readline():
-            command = msgspec.json.decode(line)
-            run: Callable[..., Awaitable[Any]] = getattr(client, command.pop("do"))
-            started = time.monotonic()
-            result = await run(**command)
-            print(msgspec.json.encode({"result": result, "seconds": time.monotonic() - started}).decode(), flush=True)
+        await execute_commands(client)
         client.close()
 
 

@@ -11,19 +11,18 @@ import shutil
 import statistics
 import sys
 import time
-from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 import uvloop
 
 from benchmarks.fresh import held_bytes
+from benchmarks.sides.client_process import client_process
 from benchmarks.sides.plane_client import Sample
 from tapestry.apis.planes import PlaneSpec
 from tapestry.apiserver.access.ephemeral_tokens import TOKENS_FILE, create_token
@@ -67,8 +66,6 @@ KUBECTL_READS = (
 """Paths that kubectl reads, with the forms that it accepts."""
 DOCUMENT_IDLE_SECONDS = 2.0
 """Seconds after which documents are dropped here. It is a minute by default."""
-ANSWER_BYTES = 64 << 20
-"""Maximum size of the answer of a client."""
 CA_MAP = "/api/v1/namespaces/default/configmaps/kube-root-ca.crt"
 MANAGE_PAUSE = 0.2
 """Seconds between two planes that are created."""
@@ -130,26 +127,9 @@ async def running_planes() -> AsyncIterator[Planes]:
             await http_server.stop()
 
 
-@asynccontextmanager
-async def client_process(planes: Planes, token: str) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Start a client in a process of its own, and return a function that sends it commands."""
-    command = [sys.executable, "-m", "benchmarks.sides.plane_client", planes.ca_file, token]
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=ANSWER_BYTES)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    requests, answers = process.stdin, process.stdout
-
-    async def ask(what: str, **arguments: Any) -> Any:
-        requests.write(msgspec.json.encode({"do": what, **arguments}) + b"\n")
-        answer = await answers.readline()
-        assert answer, f"{what} failed"
-        return msgspec.json.decode(answer)
-
-    try:
-        yield ask
-    finally:
-        requests.close()
-        await process.wait()
+def plane_client(planes: Planes, token: str) -> AbstractAsyncContextManager[Callable[..., Awaitable[Any]]]:
+    """Start a client of planes in a process of its own."""
+    return client_process("benchmarks.sides.plane_client", planes.ca_file, token)
 
 
 class Collections:
@@ -359,7 +339,7 @@ def awake(count: str, awake_count: str, objects: str, idle_seconds: str) -> dict
                 await planes.open(entry)
                 await planes.planes.close(entry, PlaneState.ASLEEP)
             urls = []
-            async with client_process(planes, token) as ask:
+            async with plane_client(planes, token) as ask:
                 for name in names[: int(awake_count)]:
                     await planes.open(planes.add(name))
                     urls.append(planes.url(name))
@@ -383,7 +363,7 @@ def neighbour(objects: str, definitions: str, watches: str, idle_seconds: str) -
             await planes.open(planes.add("quiet"))
             busy, blocks = planes.add("busy"), LoopBlocks()
             await planes.open(busy)
-            async with client_process(planes, token) as ask, client_process(planes, token) as ask_quiet:
+            async with plane_client(planes, token) as ask, plane_client(planes, token) as ask_quiet:
                 await ask("fill", url=planes.url("busy"), count=int(objects))
                 await ask_quiet("poll", url=planes.url("quiet") + CA_MAP, pid=os.getpid())
                 idle = Phase(await_end=asyncio.sleep(float(idle_seconds)))
@@ -476,7 +456,7 @@ def steps(requests: str, rounds: str) -> dict[str, Any]:
             threads = await stack.enter_async_context(plain_plane(planes, share.isolation))
             planes.planes.add_open(threads)
             best: dict[str, list[float]] = {}
-            async with client_process(planes, token) as ask:
+            async with plane_client(planes, token) as ask:
                 for number, plane in itertools.product(range(int(rounds)), ("measured", "plain")):
                     url, count = planes.url(plane), int(requests)
                     for what, arguments in (

@@ -1,0 +1,178 @@
+"""A client of tenants in a process of its own, which also watches their twins in the host cluster.
+
+Its argument is a JSON object with the kubeconfigs of the host cluster and of the planes.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+from tests.unit.tenants.running_tenants import pod_named
+
+from benchmarks.sides.client_process import execute_commands
+from tapestry.apis import keys
+from tapestry.client.client import Client
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
+from tapestry.client.transport import Request
+from tapestry.client.watch import Changes, ListPage, Synced, Watch
+from tapestry.kube.errors import NotFound, TransportError
+from tapestry.kube.objects import Object, annotations_of, object_named
+from tapestry.kube.resources import PODS
+
+POD_PATH = "/api/v1/namespaces/default/pods"
+FLOOD_CONCURRENCY = 64
+WAIT_SECONDS = 60.0
+"""Seconds after which a pod without a twin counts as one that got its twin then."""
+STATUS_LIMITED = 429
+
+
+class TenantSpec(msgspec.Struct):
+    name: str
+    placement: str
+    kubeconfig: str
+    nodes: list[str]
+
+
+class Clusters(msgspec.Struct):
+    host: str
+    tenants: list[TenantSpec]
+
+
+def client_with(kubeconfig: str) -> Client:
+    return Client(HttpTransport(load_access([Path(kubeconfig)], environ={})))
+
+
+@dataclass
+class TenantPods:
+    """The pods of a tenant."""
+
+    spec: TenantSpec
+    client: Client
+    numbers: Iterator[int] = field(default_factory=count)
+    names: list[str] = field(default_factory=list)
+
+    def new_pod(self) -> Object:
+        """Return a pod that is bound when it is created if the scheduler of the host does not place it."""
+        name = f"{self.spec.name}-{next(self.numbers)}"
+        nodes = self.spec.nodes
+        bound = {"nodeName": nodes[hash(name) % len(nodes)]} if self.spec.placement == "virtual" else {}
+        return pod_named(name, terminationGracePeriodSeconds=1, **bound)
+
+
+class TenantClient:
+    def __init__(self, clusters: Clusters) -> None:
+        self._host = client_with(clusters.host)
+        self._tenants = {each.name: TenantPods(each, client_with(each.kubeconfig)) for each in clusters.tenants}
+        self._twins: dict[str, float] = {}
+        """Time at which the twin of each pod was first seen, by the name of the pod."""
+        self._changed = asyncio.Event()
+        self.synced = asyncio.Event()
+
+    async def watch(self) -> None:
+        """Record the twins of all pods."""
+        watch = Watch(self._host, PODS, labels=keys.CLUSTER_BINDING_UID)
+        async with aclosing(watch.events()) as events:
+            async for event in events:
+                match event:
+                    case ListPage(items):
+                        self._see(items)
+                    case Changes(changes):
+                        self._see([each.object for each in changes])
+                    case Synced():
+                        self.synced.set()
+
+    def _see(self, pods: list[Object]) -> None:
+        now = time.monotonic()
+        for each in pods:
+            self._twins.setdefault(annotations_of(each).get(keys.VIRTUAL_POD_NAME, ""), now)
+        self._changed.set()
+
+    async def _latency(self, name: str, started: float) -> float:
+        """Return the seconds from a time until the twin of a pod was seen."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_SECONDS):
+                while name not in self._twins:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self._twins.get(name, started + WAIT_SECONDS) - started
+
+    async def _create(self, tenant: TenantPods) -> float:
+        """Create a pod. Return the seconds from the start of the request until its twin exists."""
+        pod = tenant.new_pod()
+        started, name = time.monotonic(), pod["metadata"]["name"]
+        await tenant.client.create(PODS, pod)
+        tenant.names.append(name)
+        return await self._latency(name, started)
+
+    async def _replace(self, tenant: TenantPods) -> float:
+        """Delete the oldest pod of a tenant, and create another one."""
+        if tenant.names:  # others may still be created
+            with suppress(NotFound):
+                await tenant.client.delete(PODS, object_named(tenant.names.pop(0), "default"))
+        return await self._create(tenant)
+
+    # -- commands
+
+    async def fill(self, pods: int) -> None:
+        """Create pods in all tenants."""
+        for each in self._tenants.values():
+            async with asyncio.TaskGroup() as group:
+                for _ in range(pods):
+                    group.create_task(self._create(each))
+
+    async def churn(self, tenants: list[str], rate: float, seconds: float) -> dict[str, list[float]]:
+        """Replace pods of these tenants in turn at a constant rate. Return the times until the twins exist."""
+        chosen = cycle([self._tenants[each] for each in tenants])
+        started = time.monotonic()
+        tasks: list[tuple[str, asyncio.Task[float]]] = []
+        async with asyncio.TaskGroup() as group:
+            for number in range(int(rate * seconds)):
+                await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
+                tenant = next(chosen)
+                tasks.append((tenant.spec.placement, group.create_task(self._replace(tenant))))
+        latencies: dict[str, list[float]] = {}
+        for placement, task in tasks:
+            latencies.setdefault(placement, []).append(task.result())
+        return latencies
+
+    async def flood(self, seconds: float) -> dict[str, int]:
+        """Create pods in the only tenant, with many connections, as fast as there are answers."""
+        (tenant,) = self._tenants.values()
+        answers: dict[str, int] = {}
+        end = time.monotonic() + seconds
+
+        async def send() -> None:
+            while time.monotonic() < end:
+                request = Request("POST", POD_PATH, {}, msgspec.json.encode(tenant.new_pod()))
+                try:
+                    status = str((await tenant.client.transport.send(request)).status)
+                except TransportError:
+                    status = "none"
+                answers[status] = answers.get(status, 0) + 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(FLOOD_CONCURRENCY):
+                group.create_task(send())
+        return answers
+
+
+async def main(text: str) -> None:
+    client: Any = TenantClient(msgspec.json.decode(text, type=Clusters))
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(client.watch())
+        await client.synced.wait()
+        await execute_commands(client)
+        watching.cancel()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(*sys.argv[1:]))

@@ -1,0 +1,232 @@
+"""Measurements of the tenants of one process, configured like the command. Each function runs in a new process.
+
+The host cluster is our own with simulated nodes, in a process of its own, as are the clients whose times are measured.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.integration.plane_clients import client_of as client_with
+from tests.integration.plane_clients import created_plane, plane_kubeconfig
+from tests.integration.servers import ClusterProcess
+from tests.unit.tenants.running_tenants import TENANT_ADMIN, pod_named
+
+from benchmarks.fresh import held_bytes
+from benchmarks.sides.client_process import client_process
+from benchmarks.sides.planes import MEGABYTE, run
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.planes import plane_id
+from tapestry.cli.planes import mounted_routes
+from tapestry.client.client import Client
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
+from tapestry.client.watch import wait_for
+from tapestry.controlplane.app import OPTIONAL_CONTROLLERS, WILDCARD
+from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.objects import Object, name_of, object_named, value_at
+from tapestry.kube.resources import NAMESPACES, NODES, PODS
+from tapestry.manager.join_steps import Cluster
+from tapestry.planes.app import PlaneProcess, client_of, run_planes
+from tapestry.planes.config import PlanesConfig
+from tapestry.process.system import raise_open_file_limit
+from tapestry.tenants.app import run_tenants
+from tapestry.tenants.host_registration import AddedHost, HostPlan, add_host
+
+HOST = "east"
+FOREIGN = "foreign"
+"""Namespace of the pods of the host that are not those of tenants."""
+WARM_UP = 3
+"""Tenants that are created before anything is measured."""
+START_SECONDS = 5.0
+"""Seconds for which controllers finish the work of new tenants."""
+TIMEOUT = 120.0
+CONCURRENCY = 16
+CLIENT = "benchmarks.sides.tenant_client"
+OPEN_FILES = 65_536
+GREEDY_PODS = "100"
+"""Quota of the tenant that creates pods as fast as it can."""
+ALL_CONTROLLERS = [WILDCARD, *OPTIONAL_CONTROLLERS]
+
+
+@dataclass(frozen=True)
+class Host:
+    """The size of a host cluster."""
+
+    nodes: int
+    pods: int
+    """Number of foreign pods."""
+
+
+@dataclass(frozen=True)
+class TenantProcess:
+    """A process of planes whose tenants run in one host cluster."""
+
+    folder: Path
+    host_kubeconfig: Path
+    process: PlaneProcess
+    management: Client
+
+    async def add(self, name: str, **spec: Any) -> Client:
+        """Create a plane with all controllers and a tenant, wait until it is ready, and return a client of it."""
+        plane = await created_plane(self.management, name, controllers=ALL_CONTROLLERS)
+        id = plane_id(plane)
+        binding = {"clusterID": name, "virtualCluster": id, "hostCluster": HOST, **spec}
+        await self.management.create(CLUSTER_BINDINGS, {**object_named(name), "spec": binding})
+        await wait_for(self.management, CLUSTER_BINDINGS, name, until=is_ready, timeout=TIMEOUT)
+        entry = self.process.plane_set.get(id)
+        assert entry is not None
+        assert entry.plane is not None
+        return Client(InProcessTransport(entry.plane.opened.request_handler, TENANT_ADMIN))
+
+    async def kubeconfig(self, name: str) -> str:
+        """Return the file with the kubeconfig of a plane."""
+        file = self.folder / f"{name}.kubeconfig"
+        return str(await plane_kubeconfig(self.management, name, file, byPath=True))
+
+
+@asynccontextmanager
+async def tenant_process(host: Host) -> AsyncIterator[TenantProcess]:
+    """Run a host cluster with foreign pods, and a process of planes that has added it."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        cluster = ClusterProcess(folder / "host", "--nodes", str(host.nodes))
+        await asyncio.to_thread(cluster.start)
+        try:
+            access = load_access([cluster.kubeconfig], None, environ={})
+            config = PlanesConfig(data=str(folder / "planes"), name="here", address="127.0.0.1:0")
+            async with (
+                Client(HttpTransport(access)) as client,
+                run_planes(config, mounted_routes, extension=run_tenants) as process,
+            ):
+                await create_foreign_pods(client, host.pods)
+                management = client_of(process.management)
+                clusters = AddedHost(
+                    *(Cluster("management", management, quiet), Cluster("host", client, quiet), access, HttpTransport)
+                )
+                await add_host(HostPlan(HOST, {"allowLoopback": True}), clusters, datetime.now(UTC))
+                yield TenantProcess(folder, cluster.kubeconfig, process, client_with(config.kubeconfig_file))
+        finally:
+            await asyncio.to_thread(cluster.stop)
+
+
+def quiet(_: str) -> None:
+    """Print nothing."""
+
+
+def is_ready(binding: Object | None) -> bool:
+    return binding is not None and is_condition_true(binding, "Ready")
+
+
+async def create_foreign_pods(client: Client, number: int) -> None:
+    """Create pods on all nodes of the host."""
+    await client.create(NAMESPACES, object_named(FOREIGN))
+    nodes, numbers = [name_of(each) for each in await client.list(NODES)], iter(range(number))
+
+    async def create_some() -> None:
+        for each in numbers:
+            await client.create(PODS, pod_named(f"foreign-{each}", FOREIGN, nodeName=nodes[each % len(nodes)]))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CONCURRENCY):
+            group.create_task(create_some())
+
+
+async def run_first_pod(client: Client) -> None:
+    """Create a pod, and wait until it runs."""
+    await client.create(PODS, pod_named("first"))
+    await wait_for(client, PODS, "first", "default", until=runs, timeout=TIMEOUT)
+
+
+def runs(pod: Object | None) -> bool:
+    return value_at(pod, "status", "phase") == "Running"
+
+
+# -- measurements
+
+
+def idle(count: str, nodes: str, pods: str, sync_nodes: str, seconds: str) -> dict[str, Any]:
+    """Create tenants with a pod each, one after the other. Then nothing happens for a while."""
+    number_of_tenants, sync = int(count), {"nodes": sync_nodes == "all"}
+
+    async def measure() -> dict[str, Any]:
+        async with tenant_process(Host(int(nodes), int(pods))) as tenants:
+            for number in range(WARM_UP):
+                await run_first_pod(await tenants.add(f"warm-up-{number}", sync=sync))
+            await asyncio.sleep(START_SECONDS)
+            before, tasks, cpu_before, times = held_bytes(), len(asyncio.all_tasks()), time.process_time(), []
+            for number in range(number_of_tenants):
+                started = time.perf_counter()
+                client = await tenants.add(f"t{number}", sync=sync)
+                await run_first_pod(client)
+                times.append(time.perf_counter() - started)
+            await asyncio.sleep(START_SECONDS)
+            created_cpu = time.process_time() - cpu_before
+            megabytes = (held_bytes() - before) / MEGABYTE / number_of_tenants
+            tasks = len(asyncio.all_tasks()) - tasks
+            cpu, started = time.process_time(), time.perf_counter()
+            await asyncio.sleep(float(seconds))
+            share = (time.process_time() - cpu) / (time.perf_counter() - started)
+            return {
+                "megabytes": megabytes,
+                "base": before / MEGABYTE,
+                "tasks": tasks / number_of_tenants,
+                "first_pod": statistics.median(times),
+                "create_cpu": created_cpu / number_of_tenants,
+                "cpu": share,
+                "nodes": len(await client.list(NODES)),
+                "load": os.getloadavg()[0],
+            }
+
+    return run(measure)
+
+
+def churn(tenants: str, nodes: str, foreign: str, pods: str, rate: str, seconds: str) -> dict[str, Any]:
+    """Replace pods of one tenant, then of all, and then of all while another one creates pods as fast as it can."""
+    churned = {"rate": float(rate), "seconds": float(seconds)}
+
+    async def measure() -> dict[str, Any]:
+        raise_open_file_limit(OPEN_FILES)
+        async with tenant_process(Host(int(nodes), int(foreign))) as process:
+            placements = {f"t{number}": ("host", "virtual")[number % 2] for number in range(int(tenants))}
+            clients = [await churned_tenant(process, name, placement) for name, placement in placements.items()]
+            greedy = await churned_tenant(process, "greedy", "host", quota={"pods": GREEDY_PODS})
+            host = str(process.host_kubeconfig)
+            async with (
+                client_process(CLIENT, json.dumps({"host": host, "tenants": clients})) as ask,
+                client_process(CLIENT, json.dumps({"host": host, "tenants": [greedy]})) as ask_greedy,
+            ):
+                await ask("fill", pods=int(pods))
+                await asyncio.sleep(START_SECONDS)
+                result: dict[str, Any] = {}
+                for phase, names in (("one host", ["t0"]), ("one virtual", ["t1"]), ("all", [*placements])):
+                    cpu, started = time.process_time(), time.perf_counter()
+                    result[phase] = (await ask("churn", tenants=names, **churned))["result"]
+                    result[f"{phase} cpu"] = (time.process_time() - cpu) / (time.perf_counter() - started)
+                flood = asyncio.create_task(ask_greedy("flood", seconds=float(seconds) + START_SECONDS))
+                await asyncio.sleep(START_SECONDS / 2)
+                result["flooded"] = (await ask("churn", tenants=[*placements], **churned))["result"]
+                result["flood"] = (await flood)["result"]
+            result["load"] = os.getloadavg()[0]
+            return result
+
+    return run(measure)
+
+
+async def churned_tenant(process: TenantProcess, name: str, placement: str, **spec: Any) -> Object:
+    """Create a tenant, and return what its client must know."""
+    client, nodes = await process.add(name, placement=placement, **spec), list[str]()
+    while placement == "virtual" and not nodes:
+        nodes = [name_of(each) for each in await client.list(NODES)]
+        await asyncio.sleep(0.1)
+    return {"name": name, "placement": placement, "kubeconfig": await process.kubeconfig(name), "nodes": nodes}

@@ -1,0 +1,135 @@
+"""Cost of tenants in one process of planes: memory, idle CPU, times, and how much they delay each other.
+
+Each tenant has a plane with all controllers and a syncer. The host cluster is our own, with simulated nodes and with
+pods that are not those of tenants, in a process of its own. The memory of a tenant is the growth of the resident
+memory, divided by the number of tenants. Each measurement runs in new processes. They share the cores of the machine
+with each other and with all other work, so times are compared with another figure of the same run where possible.
+
+To add a measurement, write a function that yields rows, and add it to `MEASUREMENTS`.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+
+from benchmarks.fresh import fresh
+from benchmarks.table import Row, say, table
+
+SIDE = "benchmarks.sides.tenants"
+PLACEMENTS = "host", "virtual"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Size of the measurements. Each field is an option."""
+
+    nodes: int = 100
+    """Nodes of the host cluster."""
+    foreign: int = 2_000
+    """Pods of the host cluster that are not those of tenants."""
+    tenants: int = 100
+    """Tenants of which the memory and the idle CPU are measured."""
+    all_tenants: int = 30
+    """The same with all nodes of the host in each plane."""
+    churned: int = 50
+    """Tenants whose pods are replaced."""
+    pods: int = 20
+    """Pods of each of these."""
+    rate: int = 20
+    """Pods of all these that are replaced in a second."""
+    seconds: int = 30
+    """Seconds for which tenants are idle, and for which pods are replaced."""
+
+
+QUICK = Scale(nodes=20, foreign=100, tenants=10, all_tenants=10, churned=4, pods=5, seconds=4)
+
+
+def pseudo_rows(scale: Scale) -> Iterator[Row]:
+    say(f"tenants: {scale.tenants} idle tenants with the nodes of their pods")
+    found = fresh(f"{SIDE}:idle", scale.tenants, scale.nodes, scale.foreign, "pseudo", scale.seconds)
+    detail = f"{found['tasks']:.0f} tasks each; {found['base']:.0f} MB without tenants"
+    yield Row("tenant with the nodes of its pods", found["megabytes"], "MB", at_most=5.0, detail=detail)
+    detail = f"{found['create_cpu'] * 1e3:.0f} ms of CPU each; load {found['load']:.1f}"
+    yield Row("create a tenant until its first pod runs, p50", found["first_pod"], "s", at_most=1.0, detail=detail)
+    share = 5.0 * scale.tenants / Scale.tenants
+    yield Row(f"idle CPU of {scale.tenants} tenants", found["cpu"] * 100, "% of a core", at_most=share)
+
+
+def small_host_rows(scale: Scale) -> Iterator[Row]:
+    say(f"tenants: {scale.all_tenants} idle tenants of a small host cluster")
+    found = fresh(f"{SIDE}:idle", scale.all_tenants, 2, 0, "pseudo", 1)
+    yield Row("the same on a host of 2 nodes without other pods", found["megabytes"], "MB", at_most=5.0)
+
+
+def all_rows(scale: Scale) -> Iterator[Row]:
+    say(f"tenants: {scale.all_tenants} idle tenants with all nodes")
+    found = fresh(f"{SIDE}:idle", scale.all_tenants, scale.nodes, scale.foreign, "all", scale.seconds)
+    detail = f"{found['tasks']:.0f} tasks each; idle CPU of 100 would be {found['cpu'] / scale.all_tenants * 1e4:.1f} %"
+    yield Row(f"tenant with all {found['nodes']} nodes", found["megabytes"], "MB", at_most=8.0, detail=detail)
+
+
+def churn_rows(scale: Scale) -> Iterator[Row]:
+    count = scale.churned
+    say(f"tenants: {scale.rate} pods a second of {count} tenants with {scale.pods} pods each")
+    arguments = scale.churned, scale.nodes, scale.foreign, scale.pods, scale.rate, scale.seconds
+    found = fresh(f"{SIDE}:churn", *arguments)
+    cpu = f"the process used {found['all cpu']:.0%} of a core, load {found['load']:.1f}"
+    for placement in PLACEMENTS:
+        one, many = found[f"one {placement}"][placement], found["all"][placement]
+        detail = f"p50 {middle(many):.0f} ms; one tenant p50 {middle(one):.0f}, p99 {p99(one):.0f} ms; {cpu}"
+        limit = max(1_000.0, 3 * p99(one))
+        what = f"create until twin, p99, placement {placement}, {count} tenants"
+        yield Row(what, p99(many), "ms", at_most=limit, detail=detail)
+    answers = ", ".join(f"{count} with {status}" for status, count in found["flood"].items())
+    what = "requests of a tenant that creates pods without pause, rejected with 429"
+    yield Row(what, found["flood"].get("429", 0), "", at_least=1, detail=answers)
+    for placement in PLACEMENTS:
+        without, beside = found["all"][placement], found["flooded"][placement]
+        detail = (
+            f"p50 {middle(beside):.0f} ms, without it {middle(without):.0f}; "
+            f"p99 {p99(beside):.0f} ms, without it {p99(without):.0f}"
+        )
+        what = f"p99 of the others meanwhile, placement {placement}"
+        yield Row(what, p99(beside) / p99(without), "x", at_most=2.0, detail=detail)
+
+
+def middle(seconds: list[float]) -> float:
+    return quantile(seconds, 0.5)
+
+
+def p99(seconds: list[float]) -> float:
+    return quantile(seconds, 0.99)
+
+
+def quantile(seconds: list[float], share: float) -> float:
+    """Return a quantile in milliseconds."""
+    return sorted(seconds)[int(len(seconds) * share)] * 1e3
+
+
+MEASUREMENTS: dict[str, Callable[[Scale], Iterator[Row]]] = {
+    "pseudo": pseudo_rows,
+    "small-host": small_host_rows,
+    "all": all_rows,
+    "churn": churn_rows,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tenants", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="use small numbers unless they are given")
+    parser.add_argument(
+        "--only", choices=MEASUREMENTS, action="append", help="run only this measurement; may be given several times"
+    )
+    for each in fields(Scale):
+        parser.add_argument(f"--{each.name.replace('_', '-')}", type=int, metavar="N", help=f"default: {each.default}")
+    arguments = parser.parse_args()
+    given = {each.name: value for each in fields(Scale) if (value := getattr(arguments, each.name)) is not None}
+    scale = replace(QUICK if arguments.quick else Scale(), **given)
+    rows = [row for name in arguments.only or MEASUREMENTS for row in MEASUREMENTS[name](scale)]
+    print(table(rows))
+    return int(any(row.verdict == "MISS" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
