@@ -1,0 +1,1 @@
+"""The audit log of the service: a chain of hashes for each instance."""
