@@ -128,11 +128,19 @@ class TenantSync(ApiStruct):
         ),
     ] = False
     node_selector: NodeSelector | None = None
-    persistent_volumes: Annotated[bool, Meta(description="Show the volumes of the tenant's claims in the plane.")] = (
-        True
-    )
+    persistent_volumes: Annotated[
+        bool,
+        Meta(
+            description="Let the host cluster provision claims of the plane. False: new claims get no volume, and "
+            "existing ones keep theirs."
+        ),
+    ] = True
     storage_classes: Annotated[
-        bool, Meta(description="Show the storage classes that the HostCluster offers in the plane.")
+        bool,
+        Meta(
+            description="Show the storage classes that the HostCluster offers in the plane. False: claims may name "
+            "them, but the plane does not list them."
+        ),
     ] = True
     ingresses: Annotated[bool, Meta(description="Create Ingresses of the plane in the host cluster.")] = False
     priority_classes: Annotated[
@@ -251,7 +259,12 @@ class ClusterBindingSpec(ApiStruct):
     ] = field(default_factory=dict)
     dns: TenantDns = TenantDns()
     default_storage_class: Annotated[
-        str, Meta(max_length=253, description="Storage class of claims of the plane that name none.")
+        str,
+        Meta(
+            max_length=253,
+            description="Storage class of claims of the plane that name none; one that the HostCluster offers. Empty: "
+            "the default class of the host cluster, if the HostCluster offers it.",
+        ),
     ] = ""
     workloads: Annotated[
         Literal["Run", "Drained"],

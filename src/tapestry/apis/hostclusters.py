@@ -7,7 +7,7 @@ from msgspec import Meta, field
 
 from tapestry.apis import keys
 from tapestry.apis.field_types import Name, NodeSelector, SecretReference
-from tapestry.kube.api_types import ApiStruct, Conditions
+from tapestry.kube.api_types import ApiStruct, Conditions, as_map
 from tapestry.kube.crds import AGE, Column, Kind
 from tapestry.kube.resources import Resource
 
@@ -18,8 +18,18 @@ class OfferedStorageClass(ApiStruct):
     """A storage class of the host cluster that tenants may use."""
 
     name: Annotated[Name, Meta(description="Name of the class in planes.")]
-    host_name: Annotated[str, Meta(max_length=253, description="Name of the class in the host cluster.")] = ""
-    """Empty: the same."""
+    host_name: Annotated[
+        str,
+        Meta(
+            max_length=253,
+            pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$",
+            description="Name of the class in the host cluster. Empty: the same.",
+        ),
+    ] = ""
+
+    @property
+    def name_in_host(self) -> str:
+        return self.host_name or self.name
 
 
 class PriorityRange(ApiStruct):
@@ -41,7 +51,9 @@ class HostClusterSpec(ApiStruct):
     )
     priority_range: PriorityRange = PriorityRange()
     storage_classes: Annotated[
-        tuple[OfferedStorageClass, ...], Meta(max_length=64, description="Storage classes that tenants may use.")
+        tuple[OfferedStorageClass, ...],
+        as_map("name"),
+        Meta(max_length=64, description="Storage classes that tenants may use. Empty: tenants have no volumes."),
     ] = ()
     ingress_class: Annotated[
         str, Meta(max_length=253, description="Class of tenants' Ingresses. Empty: tenants may have none.")

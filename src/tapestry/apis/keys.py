@@ -44,6 +44,8 @@ TENANT_SETUP: Final = PREFIX + "tenant-setup"
 """On objects in the host namespace of a tenant that isolate it: its account may not change them."""
 ALLOWS_PREFIX: Final = "allows.tapestry.io/"
 """Prefix of labels of the host namespace of a tenant: what its Services may have, `true` or `false`."""
+OFFERED_CLASSES: Final = PREFIX + "storage-classes"
+"""Annotation of the host namespace of a tenant: the storage classes of its claims there, separated by commas."""
 POD_SECURITY_ENFORCE: Final = "pod-security.kubernetes.io/enforce"
 """Kubernetes' own label: the Pod Security level that the owner enforces in the mount namespace."""
 

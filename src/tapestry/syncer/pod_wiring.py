@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.mount_labels import enforced_level
 from tapestry.controller import Controller, ObjectCache
 from tapestry.controller.controller import KeyMapper, own_namespace
@@ -72,6 +73,12 @@ class VolumesOfPods(Dependency, Protocol):
     def source_claim(self, name: str, uid: str) -> Object | None:
         """Return the virtual claim of a twin by its name and UID."""
 
+    def with_claims(self, twin: Object, pod: VirtualPod, binding: Binding) -> Object:
+        """Return the twin of a pod with the names of its claims, once `ensure` has returned.
+
+        Raises DependencyNotReady if that is no longer so.
+        """
+
 
 S = TypeVar("S", bound=ServicesOfPods)
 V = TypeVar("V", bound=VolumesOfPods)
@@ -120,7 +127,7 @@ def wire_pods(
     scheduling = host_scheduling(writer, admitter, requeue_pod) if host_scheduling is not None else None
     virtual = PodReconciler(
         *(identity, binding, caches, clients, ledger, now, writer, lost_twins, timeout, guard),
-        *(admitter, dependencies, services.aliases, GrantWaits(now), scheduling),
+        *(admitter, dependencies, services.aliases, volumes.with_claims, GrantWaits(now), scheduling),
     )
     draining = DrainingReconciler(virtual)
     down = manager.controller("pods", waiting_for_grants(draining.reconcile, now), workers=POD_WORKERS)

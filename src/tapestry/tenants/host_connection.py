@@ -25,7 +25,7 @@ from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import EMPTY_MAPPING, Object, key_of, labels_of, name_of
-from tapestry.kube.resources import NAMESPACES, NODES, PODS, Resource
+from tapestry.kube.resources import NAMESPACES, NODES, PODS, STORAGE_CLASSES, Resource
 from tapestry.process.logs import logger
 from tapestry.syncer.cache_transforms import (
     foreign_pod,
@@ -78,6 +78,8 @@ class TenantViews:
     """The namespace of the tenant."""
     shared_namespace: InformerView
     """The namespace with the kill switch for all tenants."""
+    storage_classes: InformerView
+    """All classes of the host."""
     twins: InformerView[PhysicalPod]
     owned: list[PartViews[Any]] = field(default_factory=list)
 
@@ -95,6 +97,7 @@ class TenantViews:
         connection.owner_policies.close(self.owner_policies)
         connection.namespaces.close(self.namespace_name)
         connection.shared_namespace.close(self.shared_namespace)
+        connection.storage_classes.close(self.storage_classes)
         connection.twins.close(self.binding_uid)
         for each in self.owned:
             each.close(self.binding_uid)
@@ -123,6 +126,7 @@ class HostConnection:
         self.namespaces = PartViews(self._informer(NAMESPACES, labels=OWNED), name_of, name_of)
         shared = self._informer(NAMESPACES, fields=f"metadata.name={SHARED_NAMESPACE}")
         self.shared_namespace = WholeViews(shared)
+        self.storage_classes = WholeViews(self._informer(STORAGE_CLASSES))
         self.twins = PartViews(
             self._informer(PODS, labels=OWNED, transform=twin_view), binding_uid_of_twin, key_of_twin
         )
@@ -186,6 +190,7 @@ class HostConnection:
             self.owner_policies.open(),
             self.namespaces.open(namespace),
             self.shared_namespace.open(),
+            self.storage_classes.open(),
             self.twins.open(binding_uid),
         )
 

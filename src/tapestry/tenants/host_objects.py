@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.hostclusters import OfferedStorageClass
 from tapestry.apis.mount_labels import stricter_level
 from tapestry.kube.names import hashed_name, safe_label_value
 from tapestry.kube.objects import Object
@@ -89,7 +90,12 @@ def namespace_object(binding: Binding) -> Object:
         keys.POD_SECURITY_ENFORCE: level,
         f"{keys.POD_SECURITY_ENFORCE}-version": "latest",
     }
-    return {"metadata": {"name": host_namespace(binding), "labels": labels}}
+    classes = {keys.OFFERED_CLASSES: ",".join(each.name_in_host for each in offered_classes(binding)) or None}
+    return {"metadata": {"name": host_namespace(binding), "labels": labels, "annotations": classes}}
+
+
+def offered_classes(binding: Binding) -> tuple[OfferedStorageClass, ...]:
+    return binding.host.storage_classes if binding.host is not None else ()
 
 
 def setup_objects(binding: Binding, facts: HostFacts) -> list[SetupObject]:
@@ -99,6 +105,10 @@ def setup_objects(binding: Binding, facts: HostFacts) -> list[SetupObject]:
     """
     if binding.spec.mount_namespace is not None:
         raise TenantSpecError("spec.mountNamespace: a tenant has a namespace of its own; omit the field")
+    default, offered = binding.spec.default_storage_class, [each.name for each in offered_classes(binding)]
+    if default and default not in offered:
+        choice = f"choose from {', '.join(offered)}" if offered else "it offers none"
+        raise TenantSpecError(f"spec.defaultStorageClass: the HostCluster does not offer {default!r}; {choice}")
     return [
         *quota_objects(binding),
         *network_objects(binding, facts),

@@ -8,6 +8,7 @@ Neither account may change them.
 from collections.abc import Iterator
 
 from tapestry.apis import keys
+from tapestry.controlplane.volume_matching import SELECTED_NODE
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import (
     CLUSTER_ROLES,
@@ -26,7 +27,7 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
     SERVICES,
 )
-from tapestry.manager.admission_policies import cel, label, only_for, policy_with_binding, rule
+from tapestry.manager.admission_policies import annotation, cel, label, only_for, policy_with_binding, rule
 from tapestry.manager.volume_policies import POD_SOURCES
 from tapestry.tenants.host_connection import SHARED_NAMESPACE
 from tapestry.tenants.host_objects import ACCOUNT, NAMESPACE_PREFIX
@@ -183,6 +184,7 @@ def tenant_rules() -> Iterator[Object]:
         "type: a tenant may have no tokens of accounts in the host cluster",
     )
     yield from service_rules()
+    yield from claim_rules()
 
 
 def pod_rules() -> Iterator[Object]:
@@ -209,6 +211,37 @@ def pod_rules() -> Iterator[Object]:
     yield rule(
         only_for(["pods"], f"{creates} || !has({priority}) || !{priority}.startsWith({cel(SYSTEM_PRIORITIES)})"),
         "spec.priorityClassName: a tenant may not have the priority of the system",
+    )
+
+
+def claim_rules() -> Iterator[Object]:
+    """Yield the rules for claims: the host cluster provisions a new volume of an offered class for each."""
+    spec, claims = "object.spec", [PERSISTENT_VOLUME_CLAIMS.plural]
+    volume = f"(has({spec}.volumeName) ? {spec}.volumeName : '')"
+    bound = "(has(oldObject.spec.volumeName) ? oldObject.spec.volumeName : '')"
+    yield rule(
+        only_for(claims, f"object == null || {volume} == (oldObject == null ? '' : {bound})"),
+        "spec.volumeName: the host cluster chooses the volumes of a tenant",
+    )
+    for field in ("dataSource", "dataSourceRef", "selector", "volumeAttributesClassName"):
+        message = f"spec.{field}: a tenant gets new and empty volumes with the default attributes of their class"
+        yield rule(only_for(claims, f"object == null || !has({spec}.{field})"), message)
+    offered = f"(',' + {annotation('namespaceObject', keys.OFFERED_CLASSES)} + ',')"
+    is_offered = f"has({spec}.storageClassName) && {offered}.contains(',' + {spec}.storageClassName + ',')"
+    yield rule(
+        only_for(claims, f"request.operation != 'CREATE' || {is_offered} && {spec}.storageClassName != ''"),
+        "spec.storageClassName: the host cluster does not offer this class to tenants",
+    )
+    own = f"key.startsWith({cel(keys.PREFIX)}) || key == {cel(SELECTED_NODE)}"
+    old = "oldObject.metadata.annotations"
+    unchanged = f"oldObject != null && has({old}) && key in {old} && {old}[key] == object.metadata.annotations[key]"
+    yield rule(
+        only_for(
+            claims,
+            f"object == null || !has(object.metadata.annotations)"
+            f" || object.metadata.annotations.all(key, {own} || {unchanged})",
+        ),
+        f"metadata.annotations: a tenant may only set {keys.PREFIX}* and {SELECTED_NODE}",
     )
 
 

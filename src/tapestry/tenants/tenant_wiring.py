@@ -1,8 +1,5 @@
 """Wiring of the syncer of a tenant: its controllers, and the watch events that requeue their keys."""
 
-from dataclasses import dataclass
-
-from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.objects import Object
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.syncer.components import SUMMARY_SECONDS, Syncer
@@ -12,31 +9,16 @@ from tapestry.syncer.partition import PartitionDetector
 from tapestry.syncer.pod_wiring import RequeuePod, wire_pods
 from tapestry.syncer.predicates import spec_changed
 from tapestry.syncer.topdown.admitter import Admitter
-from tapestry.syncer.topdown.copies import CopyReconciler
 from tapestry.syncer.topdown.host_scheduling import HostScheduling, NeededNodes
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
-from tapestry.syncer.views import VirtualPod
 from tapestry.tenants.host_access import wire_host_access
 from tapestry.tenants.leased_nodes import network_conditions
 from tapestry.tenants.sync.services import TenantServices, wire_tenant_services
+from tapestry.tenants.sync.storage_classes import wire_storage_classes
+from tapestry.tenants.sync.volumes import TenantVolumes, wire_volumes
 from tapestry.tenants.tenant_report import tenant_report
 from tapestry.tenants.tenant_set import TenantSet, TenantSlot
 from tapestry.tenants.tenant_syncer import TenantSyncer
-
-
-@dataclass(frozen=True)
-class NoVolumes:
-    """Volumes of a tenant without claims in its host cluster."""
-
-    async def ensure(self, pod: VirtualPod, binding: Binding) -> None:
-        """Return at once: no claim is synced."""
-
-    def source_claim(self, _name: str, _uid: str) -> Object | None:
-        return None
-
-
-def no_volumes(_: Syncer, __: CopyReconciler, ___: PodStatusWriter, ____: RequeuePod) -> NoVolumes:
-    return NoVolumes()
 
 
 def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: TenantSlot) -> None:
@@ -57,7 +39,12 @@ def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: Tena
         )
 
     pods = wire_pods(
-        *(syncer, nodes.leases, lambda _syncer, _requeue: services, no_volumes),
+        *(
+            syncer,
+            nodes.leases,
+            lambda _syncer, _requeue: services,
+            lambda _syncer, _copies, _writer, requeue: wire_volumes(syncer, requeue),
+        ),
         host_scheduling if identity.schedules_on_host else None,
     )
 
@@ -80,7 +67,8 @@ def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: Tena
     )
     manager.run_while_leading("partition", detector.run)
     wire_host_access(running, plane)
-    wire_report(tenants, syncer, nodes, services, plane, slot)
+    wire_storage_classes(syncer, running.hosts, running.views.storage_classes)
+    wire_report(tenants, syncer, nodes, services, pods.volumes, plane, slot)
 
 
 def wire_report(
@@ -88,12 +76,15 @@ def wire_report(
     syncer: Syncer,
     nodes: NodeWiring,
     services: TenantServices,
+    volumes: TenantVolumes,
     plane: OpenPlane,
     slot: TenantSlot,
 ) -> None:
     """Report the usage of the tenant, some time after it has changed."""
     caches, name = syncer.caches, syncer.identity.binding_name
-    slot.report = lambda: tenant_report(syncer, nodes.leases, plane, (), network_conditions(services.leased_nodes))
+    slot.report = lambda: tenant_report(
+        syncer, nodes.leases, plane, volumes.twins.store.list(), network_conditions(services.leased_nodes)
+    )
 
     async def report(_: str) -> None:
         tenants.reported(plane.id)
@@ -102,4 +93,5 @@ def wire_report(
     controller.watch(caches.virtual_nodes, lambda _: [name], after=SUMMARY_SECONDS)
     controller.watch(caches.virtual_pods, lambda _: [name], after=SUMMARY_SECONDS)
     controller.watch(caches.physical_pods, lambda _: [name], after=SUMMARY_SECONDS)
+    controller.watch(volumes.twins, lambda _: [name], after=SUMMARY_SECONDS)
     services.leased_nodes.on_change(lambda: controller.queue.add(name))

@@ -89,6 +89,8 @@ class PodReconciler:
     dependencies: Sequence[Dependency]
     host_aliases: Callable[[str], Sequence[HostAlias]]
     """Return the host aliases for pods of a namespace."""
+    with_claims: Callable[[Object, VirtualPod, Binding], Object]
+    """Return the twin of a pod with the names of its claims; may raise DependencyNotReady."""
     grant_waits: GrantWaits
     """UIDs of the pods that wait for a right."""
     host_scheduling: HostScheduling | None = None
@@ -202,6 +204,7 @@ class PodReconciler:
                 check_taints(node, taints, desired["spec"]["tolerations"])
             for dependency in self.dependencies:
                 await dependency.ensure(pod, binding)
+            desired = self.with_claims(desired, pod, binding)
             if not self.is_still_open(pod, binding, node):
                 ledger.release(key)
                 return Result(requeue_after=0)

@@ -188,6 +188,10 @@ class VolumeReconciler:
         for key in claim_keys(pod.object):
             await self.ensure_claim(key, binding)
 
+    def with_claims(self, twin: Object, _pod: VirtualPod, _binding: Binding) -> Object:
+        """Return the twin as it is: its claims are named after those of the pod."""
+        return twin
+
     def users(self, key: str) -> Iterator[VirtualPod]:
         """Yield our active pods that mount the claim."""
         pods = self.caches.virtual_pods.store.iter_by("refers", f"{ReferenceKind.CLAIM}/{key}")

@@ -88,6 +88,26 @@ def renamed_volume(volume: Object, rename: Rename, tokens_secret: str) -> Object
     return renamed
 
 
+def with_claim_names(twin: Object, pod: Object, rename: Rename) -> Object:
+    """Return the twin of a pod with other names of the claims that the pod mounts."""
+    claims = {
+        each["name"]: source["claimName"] for each in pod["spec"].get("volumes") or () if (source := claim_of(each))
+    }
+    if not claims:
+        return twin
+    volumes = [
+        {**each, "persistentVolumeClaim": {**claim_of(each), "claimName": rename(claims[each["name"]])}}
+        if each["name"] in claims
+        else each
+        for each in twin["spec"]["volumes"]
+    ]
+    return {**twin, "spec": {**twin["spec"], "volumes": volumes}}
+
+
+def claim_of(volume: Object) -> Object:
+    return volume.get("persistentVolumeClaim") or {}
+
+
 def with_name(source: Object, path: tuple[str, ...], name: str) -> Object:
     head, *rest = path
     return {**source, head: with_name(source[head], tuple(rest), name) if rest else name}
