@@ -65,6 +65,14 @@ class HostClusterSpec(ApiStruct):
             description="Domain of tenants' Ingresses: a host is NAME.ID.DOMAIN, where ID is the id of the plane.",
         ),
     ] = ""
+    ingress_namespace: Annotated[
+        str,
+        Meta(
+            max_length=63,
+            description="Namespace of the ingress controller in the host cluster, from which it connects to pods of"
+            " isolated tenants that have Ingresses.",
+        ),
+    ] = ""
     api_address: Annotated[
         Address, Meta(description="IP address at which pods of the host cluster reach the process of the planes.")
     ] = ""

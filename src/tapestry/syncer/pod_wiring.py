@@ -54,7 +54,7 @@ from tapestry.syncer.topdown.tokens import TokenReconciler
 from tapestry.syncer.topdown.volumes import VolumeReconciler, claim_keys, pod_lifetime_changed
 from tapestry.syncer.translate.metadata import source_key, virtual_key
 from tapestry.syncer.translate.pod_status import mapped_uid
-from tapestry.syncer.translate.pods import HostAlias
+from tapestry.syncer.translate.pods import DEFAULT_SETTINGS, HostAlias, TwinSettings
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
 POD_WORKERS = 32
@@ -104,6 +104,7 @@ def wire_pods(
     wire_services: Callable[[Syncer, RequeuePod], S],
     wire_volumes: Callable[[Syncer, CopyReconciler, PodStatusWriter, RequeuePod], V],
     host_scheduling: HostSchedulingFactory | None = None,
+    twin_settings: Callable[[Object], TwinSettings] = lambda _: DEFAULT_SETTINGS,
 ) -> PodWiring[S, V]:
     """Wire the pod and pod status controllers, and those of what pods depend on."""
     caches, manager = syncer.caches, syncer.manager
@@ -128,6 +129,7 @@ def wire_pods(
     virtual = PodReconciler(
         *(identity, binding, caches, clients, ledger, now, writer, lost_twins, timeout, guard),
         *(admitter, dependencies, services.aliases, volumes.with_claims, GrantWaits(now), scheduling),
+        twin_settings=twin_settings,
     )
     draining = DrainingReconciler(virtual)
     down = manager.controller("pods", waiting_for_grants(draining.reconcile, now), workers=POD_WORKERS)

@@ -19,6 +19,7 @@ from tapestry.tenants.network_rules import (
     range_peer,
     undecided_pods,
 )
+from tapestry.tenants.tenant_binding import ingress_suffix
 
 ALL_PODS: Object = {}
 
@@ -49,6 +50,15 @@ def callers_policy(callers: Iterable[str]) -> Object:
     return {"podSelector": ALL_PODS, "policyTypes": ["Ingress"], "ingress": [rule]}
 
 
+def ingresses_policy(namespace: str) -> Object:
+    """Return the spec of the policy that lets the owner's ingress controller connect to all pods.
+
+    It does so for Ingresses of the tenant itself, so no policy of the tenant needs to allow it.
+    """
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    return {"podSelector": ALL_PODS, "policyTypes": ["Ingress"], "ingress": [{"from": [peer]}]}
+
+
 def named_policies(
     binding: Binding, destinations: Destinations, callers: Iterable[str]
 ) -> Iterator[tuple[str, Object]]:
@@ -66,3 +76,5 @@ def named_policies(
         yield "tapestry-plane", undecided_policy(binding, "Egress", rules)
     if addresses := list(callers):
         yield "tapestry-callers", callers_policy(addresses)
+    if ingress_suffix(binding) and binding.host is not None and binding.host.ingress_namespace:
+        yield "tapestry-ingresses", ingresses_policy(binding.host.ingress_namespace)

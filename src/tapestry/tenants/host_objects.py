@@ -27,8 +27,8 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.tenants.host_networks import named_policies
-from tapestry.tenants.network_rules import Destination, Destinations
-from tapestry.tenants.tenant_binding import ISOLATION_LEVELS, KUBERNETES_PORT
+from tapestry.tenants.network_rules import Destination, Destinations, forbidden_ranges, plane_endpoints
+from tapestry.tenants.tenant_binding import ISOLATION_LEVELS, KUBERNETES_PORT, ingress_suffix
 
 NAMESPACE_PREFIX = "tapestry-tenant-"
 """Prefix of the namespaces of tenants in a host cluster. The process may write nothing in others."""
@@ -45,6 +45,12 @@ SETUP = {keys.TENANT_SETUP: "true"}
 DEFAULT_REQUESTS = {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "1Gi"}
 DEFAULT_LIMITS = {"cpu": "1", "memory": "512Mi", "ephemeral-storage": "2Gi"}
 """Resources of containers without any, if the quota counts them. Otherwise the host would reject these pods."""
+DEFAULT_COUNTS = {
+    "count/ingresses.networking.k8s.io": "100",
+    "count/networkpolicies.networking.k8s.io": "500",
+    "count/poddisruptionbudgets.policy": "200",
+}
+"""Limits of objects on which controllers of the host cluster work, unless `quota` has others."""
 
 SetupObject = tuple[Resource, Object]
 
@@ -63,6 +69,8 @@ class HostFacts:
     """Port of the process of the planes for the API of the plane."""
     dns_port: int | None = None
     """Port of the DNS resolver that is reserved for the plane."""
+    priority_classes: frozenset[str] = frozenset()
+    """PriorityClasses of the host cluster."""
 
 
 def host_namespace(binding: Binding) -> str:
@@ -75,10 +83,12 @@ def labels_of_tenant(binding: Binding) -> dict[str, str]:
     return {**binding.owner_labels(), keys.CLUSTER_BINDING: safe_label_value(binding.name)}
 
 
-def namespace_object(binding: Binding) -> Object:
-    """Return the namespace of a tenant."""
-    isolation = binding.spec.isolation
+def namespace_object(binding: Binding, facts: HostFacts) -> Object:
+    """Return the namespace of a tenant. Its labels and annotations hold what the admission policies allow there."""
+    isolation, sync = binding.spec.isolation, binding.spec.sync
     allowed = {
+        "network-policies": sync.network_policies,
+        "disruption-budgets": sync.disruption_budgets,
         "node-ports": isolation.allows_node_ports,
         "external-ips": isolation.allows_external_ips,
         "external-names": isolation.allows_external_names,
@@ -90,8 +100,28 @@ def namespace_object(binding: Binding) -> Object:
         keys.POD_SECURITY_ENFORCE: level,
         f"{keys.POD_SECURITY_ENFORCE}-version": "latest",
     }
-    classes = {keys.OFFERED_CLASSES: ",".join(each.name_in_host for each in offered_classes(binding)) or None}
-    return {"metadata": {"name": host_namespace(binding), "labels": labels, "annotations": classes}}
+    suffix, found = ingress_suffix(binding), destinations(binding, facts)
+    annotations = {
+        keys.INGRESS_CLASS: binding.host.ingress_class if binding.host is not None and suffix else "",
+        keys.INGRESS_SUFFIX: suffix,
+        keys.FORBIDDEN_RANGES: ",".join(map(str, forbidden_ranges(binding, found))),
+        keys.PLANE_ENDPOINTS: ",".join(plane_endpoints(found)),
+        keys.OFFERED_CLASSES: ",".join(each.name_in_host for each in offered_classes(binding)) or None,
+        keys.PRIORITY_CLASSES: ",".join([default_priority_class(binding), *priority_classes(binding, facts)]),
+    }
+    return {"metadata": {"name": host_namespace(binding), "labels": labels, "annotations": annotations}}
+
+
+def default_priority_class(binding: Binding) -> str:
+    offered = binding.host.priority_class_name if binding.host is not None else keys.PRIORITY_CLASS
+    return binding.spec.pod_priority_class_name or offered
+
+
+def priority_classes(binding: Binding, facts: HostFacts) -> tuple[str, ...]:
+    """Return the classes for the priorities of a tenant's pods, as far as they exist; empty if all have the same."""
+    if not binding.spec.sync.priority_classes or binding.host is None:
+        return ()
+    return tuple(each for each in binding.host.priority_range.classes if each in facts.priority_classes)
 
 
 def offered_classes(binding: Binding) -> tuple[OfferedStorageClass, ...]:
@@ -126,10 +156,9 @@ def metadata(binding: Binding, name: str, labels: dict[str, str] | None = None) 
 
 
 def quota_objects(binding: Binding) -> Iterator[SetupObject]:
-    if not (quota := binding.spec.quota):
-        return
+    quota = binding.spec.quota
     try:
-        hard = ResourceList.parse(quota, "spec.quota").texts()
+        hard = ResourceList.parse({**DEFAULT_COUNTS, **quota}, "spec.quota").texts()
     except QuantityError as error:
         raise TenantSpecError(str(error)) from error
     yield RESOURCE_QUOTAS, {"metadata": metadata(binding, QUOTA), "spec": {"hard": hard}}

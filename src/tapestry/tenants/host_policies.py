@@ -32,12 +32,11 @@ from tapestry.manager.volume_policies import POD_SOURCES
 from tapestry.tenants.host_connection import SHARED_NAMESPACE
 from tapestry.tenants.host_objects import ACCOUNT, NAMESPACE_PREFIX
 from tapestry.tenants.host_rights import HOST_ACCOUNT
+from tapestry.tenants.sync.ingress_translation import SAFE_PATH
 from tapestry.tenants.tenant_binding import ISOLATION_LEVELS
 
 HOST_POLICY, TENANT_POLICY = "tapestry-host", "tapestry-tenants"
 ACCOUNTS = "system:serviceaccount:"
-SYSTEM_PRIORITIES = "system-"
-"""Prefix of the PriorityClasses of Kubernetes itself."""
 
 HOST_RESOURCES = {
     NAMESPACES: ("namespaces",),
@@ -185,6 +184,9 @@ def tenant_rules() -> Iterator[Object]:
     )
     yield from service_rules()
     yield from claim_rules()
+    yield from ingress_rules()
+    yield from network_policy_rules()
+    yield from budget_rules()
 
 
 def pod_rules() -> Iterator[Object]:
@@ -207,10 +209,10 @@ def pod_rules() -> Iterator[Object]:
         only_for(["pods"], f"{creates} || !has({spec}.volumes) || {volumes}"),
         f"spec.volumes: only {', '.join(POD_SOURCES)} are allowed, and no tokens",
     )
-    priority = f"{spec}.priorityClassName"
+    classes = f"{annotation('namespaceObject', keys.PRIORITY_CLASSES)}.split(',')"
     yield rule(
-        only_for(["pods"], f"{creates} || !has({priority}) || !{priority}.startsWith({cel(SYSTEM_PRIORITIES)})"),
-        "spec.priorityClassName: a tenant may not have the priority of the system",
+        only_for(["pods"], f"{creates} || has({spec}.priorityClassName) && {spec}.priorityClassName in {classes}"),
+        "spec.priorityClassName: a tenant may only have the classes that its HostCluster allows",
     )
 
 
@@ -259,5 +261,83 @@ def service_rules() -> Iterator[Object]:
 
 def service_rule(permission: str, expression: str, message: str) -> Object:
     """Return a rule for Services in namespaces whose labels do not allow something."""
-    allowed = f"{label('namespaceObject', keys.ALLOWS_PREFIX + permission)} == 'true'"
-    return rule(only_for(["services"], f"object == null || {allowed} || {expression}"), message)
+    return rule(only_for(["services"], f"object == null || {is_allowed(permission)} || {expression}"), message)
+
+
+def is_allowed(permission: str) -> str:
+    return f"{label('namespaceObject', keys.ALLOWS_PREFIX + permission)} == 'true'"
+
+
+def ingress_rules() -> Iterator[Object]:
+    """Yield the rules for Ingresses: only hosts of the tenant, and nothing that changes the controller otherwise."""
+    spec, suffix = "object.spec", annotation("namespaceObject", keys.INGRESS_SUFFIX)
+    class_name = annotation("namespaceObject", keys.INGRESS_CLASS)
+    yield ingress_rule(
+        f"{suffix} != '' && has({spec}.ingressClassName) && {spec}.ingressClassName == {class_name}",
+        "spec.ingressClassName: this tenant may only have the class that its HostCluster offers",
+    )
+    own_rules = f"has({spec}.rules) && {spec}.rules.all(each, has(each.host) && each.host.endsWith({suffix}))"
+    own_hosts = f"has(each.hosts) && size(each.hosts) > 0 && each.hosts.all(host, host.endsWith({suffix}))"
+    yield ingress_rule(
+        f"!has({spec}.defaultBackend) && {own_rules} && (!has({spec}.tls) || {spec}.tls.all(each, {own_hosts}))",
+        "spec.rules: a tenant may only have hosts below its domain, and no default backend",
+    )
+    safe = f"(!has(path.path) || path.path.matches({cel(SAFE_PATH)})) && has(path.backend.service)"
+    yield ingress_rule(
+        f"!has({spec}.rules) || {spec}.rules.all(each, !has(each.http) || each.http.paths.all(path, {safe}))",
+        "spec.rules: a tenant may only have plain paths that lead to Services",
+    )
+    annotations = "object.metadata.annotations"
+    yield ingress_rule(
+        f"!has({annotations}) || {annotations}.all(key, key.startsWith({cel(keys.PREFIX)}))",
+        "metadata.annotations: a tenant may have no settings of an ingress controller",
+    )
+
+
+def ingress_rule(expression: str, message: str) -> Object:
+    return rule(only_for(["ingresses"], f"object == null || {expression}"), message)
+
+
+def network_policy_rules() -> Iterator[Object]:
+    """Yield the rules for NetworkPolicies: they may not allow more than the isolation of the namespace does."""
+    yield rule(
+        only_for(
+            ["networkpolicies"],
+            f"object == null || {is_allowed('network-policies')} && {selects_tenant('object.spec.podSelector')}",
+        ),
+        "a tenant may only have network policies if its binding syncs them, and only for its own pods",
+    )
+    forbidden = f"{annotation('namespaceObject', keys.FORBIDDEN_RANGES)}.split(',')"
+    overlaps = "cidr(peer.ipBlock.cidr).containsCIDR(range) || cidr(range).containsCIDR(peer.ipBlock.cidr)"
+    left_out = "has(peer.ipBlock.except) && peer.ipBlock.except.exists(each, cidr(each).containsCIDR(range))"
+    block = f"!has(peer.ipBlock) || {forbidden}.all(range, !({overlaps}) || {left_out})"
+    peer = f"!has(peer.namespaceSelector) && ({block})"
+    endpoints = f"{annotation('namespaceObject', keys.PLANE_ENDPOINTS)}.split(',')"
+    endpoint = f"has(port.port) && !has(port.endPort) && peer.ipBlock.cidr + ':' + string(port.port) in {endpoints}"
+    plane = f"has(rule.ports) && size(rule.ports) > 0 && has(peer.ipBlock) && rule.ports.all(port, {endpoint})"
+    for field, side, exception in (("ingress", "from", "false"), ("egress", "to", plane)):
+        rules, peers = f"object.spec.{field}", f"rule.{side}"
+        allowed = f"has({peers}) && size({peers}) > 0 && {peers}.all(peer, {exception} || {peer})"
+        yield rule(
+            only_for(["networkpolicies"], f"object == null || !has({rules}) || {rules}.all(rule, {allowed})"),
+            f"spec.{field}: a tenant may only allow its own pods, and addresses outside the forbidden ranges",
+        )
+
+
+def budget_rules() -> Iterator[Object]:
+    spec = "object.spec"
+    number = f"has({spec}.minAvailable) && type({spec}.minAvailable) == int && !has({spec}.maxUnavailable)"
+    yield rule(
+        only_for(
+            ["poddisruptionbudgets"],
+            f"object == null || {is_allowed('disruption-budgets')} && has({spec}.selector)"
+            f" && {selects_tenant(f'{spec}.selector')} && {number}",
+        ),
+        "a tenant may only have disruption budgets if its binding syncs them, and only for a number of its own pods",
+    )
+
+
+def selects_tenant(selector: str) -> str:
+    """Return the check that a selector requires the label of the tenant."""
+    labels, key = f"{selector}.matchLabels", cel(keys.CLUSTER_BINDING_UID)
+    return f"has({labels}) && {key} in {labels} && {labels}[{key}] == variables.tenant"

@@ -7,6 +7,7 @@ test `test_host_rights` lists the rights that nothing has used.
 
 from tapestry.apis.permissions import LIST_WATCH, READ_WRITE, Permission
 from tapestry.apis.policies import POLICIES
+from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.kube.resources import (
     CLUSTER_ROLES,
     CONFIGMAPS,
@@ -51,6 +52,7 @@ HOST_READS = (
     Permission(INGRESSES, LIST_WATCH),
     Permission(NETWORK_POLICIES, ("get", "list", "watch")),
     Permission(DISRUPTION_BUDGETS, LIST_WATCH),
+    Permission(PRIORITY_CLASSES, ("list",)),
 )
 """Reads of the caches that all tenants share. Most select our label, but a role cannot require that."""
 

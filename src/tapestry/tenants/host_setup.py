@@ -8,11 +8,12 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.client.client import Client
 from tapestry.kube.errors import AlreadyExists, Forbidden, Invalid
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
@@ -61,15 +62,15 @@ async def apply_tenant(client: Client, binding: Binding, facts: HostFacts) -> st
     Raises TenantSpecError, HostSetupError and KubeError.
     """
     desired = setup_objects(binding, facts)
-    namespace = await apply_namespace(client, binding)
+    namespace = await apply_namespace(client, binding, facts)
     for kind in SETUP_KINDS:
         objects = [obj for resource, obj in desired if resource is kind]
         await apply_kind(client, binding, namespace, kind, objects)
     return namespace
 
 
-async def apply_namespace(client: Client, binding: Binding) -> str:
-    desired = namespace_object(binding)
+async def apply_namespace(client: Client, binding: Binding, facts: HostFacts) -> str:
+    desired = namespace_object(binding, facts)
     name = name_of(desired)
     current = await client.find(NAMESPACES, name)
     if current is not None and not binding.owns(current):
@@ -131,8 +132,14 @@ def with_exact_maps(resource: Resource, current: Object | None, desired: Object)
     return {**desired, "spec": {"hard": hard}}
 
 
-async def with_api_server_addresses(client: Client, server: str, facts: HostFacts) -> HostFacts:
-    """Return `facts` with the addresses of the host's API server: of its URL, its Service and its endpoints."""
+async def host_facts(client: Client, server: str) -> HostFacts:
+    """Return the facts about a host cluster that are the same for all tenants. `server` is the URL of its API."""
+    classes = frozenset(name_of(each) for each in await client.list(PRIORITY_CLASSES))
+    return HostFacts(api_servers=await api_server_addresses(client, server), priority_classes=classes)
+
+
+async def api_server_addresses(client: Client, server: str) -> tuple[str, ...]:
+    """Return the addresses of the host's API server: of its URL, its Service and its endpoints."""
     found = {*await resolved(urlsplit(server).hostname or "")}
     if service := await client.find(SERVICES, KUBERNETES_SERVICE, KUBERNETES_NAMESPACE):
         found.update(value_at(service, "spec", "clusterIPs", default=[]))
@@ -140,7 +147,7 @@ async def with_api_server_addresses(client: Client, server: str, facts: HostFact
     for endpoints in await client.list(ENDPOINT_SLICES, KUBERNETES_NAMESPACE, labels=selector):
         for each in endpoints.get("endpoints") or ():
             found.update(each.get("addresses") or ())
-    return replace(facts, api_servers=tuple(sorted(filter(is_routed, found))))
+    return tuple(sorted(filter(is_routed, found)))
 
 
 async def resolved(host: str) -> list[str]:

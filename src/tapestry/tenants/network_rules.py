@@ -151,6 +151,12 @@ def dns_rules(destinations: Destinations, protocols: Sequence[str] = ("UDP", "TC
     return [{"to": [range_peer(dns.address)], "ports": [{"protocol": each, "port": dns.port} for each in protocols]}]
 
 
+def plane_endpoints(destinations: Destinations) -> list[str]:
+    """Return the endpoints of `api_rules` and `dns_rules` as `CIDR:PORT`."""
+    found = filter(None, (destinations.api, destinations.dns))
+    return [f"{range_peer(each.address)['ipBlock']['cidr']}:{each.port}" for each in found]
+
+
 def undecided_pods(binding: Binding, direction: Direction) -> Object:
     """Return the selector of those pods of a tenant for which it has no network policy of its own in a direction."""
     return {

@@ -87,5 +87,13 @@ def tenant_binding(binding: Binding, host: HostClusterSpec, namespace: str, addr
     )
 
 
+def ingress_suffix(binding: Binding) -> str:
+    """Return the end of the host names that a tenant may have in its Ingresses; empty if it may have none."""
+    host = binding.host
+    if host is None or not binding.spec.sync.ingresses or not host.ingress_class or not host.ingress_domain:
+        return ""
+    return f".{binding.spec.virtual_cluster}.{host.ingress_domain}"
+
+
 def bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address

@@ -135,6 +135,8 @@ class TenantReconciler:
                 host_identity=host.identity,
                 namespace=prepared.namespace,
                 addresses=TenantAddresses(prepared.api_address, prepared.dns_address),
+                destinations=prepared.destinations,
+                priority_classes=prepared.priority_classes,
                 access=prepared.access,
             )
         )

@@ -11,9 +11,17 @@ from tapestry.kube.objects import value_at
 from tapestry.kube.resources import SERVICES
 from tapestry.tenants.api_service import certificate_names, is_address
 from tapestry.tenants.host_clusters import Host
-from tapestry.tenants.host_objects import API_SERVICE, DNS_SERVICE, HostFacts, host_namespace
-from tapestry.tenants.host_setup import apply_tenant, remove_tenant, with_api_server_addresses
+from tapestry.tenants.host_objects import (
+    API_SERVICE,
+    DNS_SERVICE,
+    HostFacts,
+    destinations,
+    host_namespace,
+    priority_classes,
+)
+from tapestry.tenants.host_setup import apply_tenant, host_facts, remove_tenant
 from tapestry.tenants.host_tokens import TenantToken, tenant_access
+from tapestry.tenants.network_rules import Destinations
 
 RECHECK_SECONDS = 600.0
 """Seconds after which the objects of a tenant in the host cluster are compared again, although nothing changed."""
@@ -34,6 +42,9 @@ class Prepared:
     api_address: str
     """Address of the Service that leads to that port; empty if there is none."""
     dns_address: str
+    destinations: Destinations
+    priority_classes: tuple[str, ...]
+    """Classes for the priorities of its pods; empty if all have the same."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,8 @@ class Preparation:
     monotonic: Callable[[], float] = time.monotonic
     _last: dict[str, LastPreparation] = field(default_factory=dict)
     """By the id of the plane."""
-    _api_servers: dict[str, tuple[float, HostFacts]] = field(default_factory=dict)
-    """Addresses of the API server of each host cluster, with the time at which they were read."""
+    _facts: dict[str, tuple[float, HostFacts]] = field(default_factory=dict)
+    """Facts about each host cluster, with the time at which they were read."""
 
     async def prepare(self, binding: Binding, host: Host) -> Prepared:
         """Create or update the objects of a tenant, and return how to reach its namespace.
@@ -77,6 +88,8 @@ class Preparation:
             facts.api_port,
             await service_address(client, binding, API_SERVICE),
             await service_address(client, binding, DNS_SERVICE),
+            destinations(binding, facts),
+            priority_classes(binding, facts),
         )
         self.set_certificate_names(plane, certificate_names(prepared.api_address))  # before a pod has the address
         self._last[plane] = LastPreparation(inputs, now, prepared)
@@ -103,14 +116,14 @@ class Preparation:
         return tenant_access(connection.access, TenantToken(connection.client, namespace))
 
     async def _host_facts(self, host: Host) -> HostFacts:
-        """Return the addresses of the host's API server, which pods must not reach."""
+        """Return what the objects of all tenants of a host depend on."""
         name, now = host.connection.name, self.monotonic()
-        known = self._api_servers.get(name)
+        known = self._facts.get(name)
         if known is None or now - known[0] >= RECHECK_SECONDS:
             assert host.connection.access is not None
             server = host.connection.access.server
-            known = now, await with_api_server_addresses(host.connection.client, server, HostFacts())
-            self._api_servers[name] = known
+            known = now, await host_facts(host.connection.client, server)
+            self._facts[name] = known
         return known[1]
 
 

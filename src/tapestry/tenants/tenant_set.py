@@ -12,6 +12,7 @@ from tapestry.apis.clusterbindings import TenantSync
 from tapestry.client.access import Access
 from tapestry.kube.objects import Object
 from tapestry.tenants.host_connection import HostConnection
+from tapestry.tenants.network_rules import Destinations
 from tapestry.tenants.tenant_binding import TenantAddresses
 
 
@@ -30,6 +31,9 @@ class Tenant:
     """UID of the host cluster."""
     namespace: str
     addresses: TenantAddresses
+    destinations: Destinations
+    priority_classes: tuple[str, ...]
+    """Classes of the host cluster for the priorities of its pods; empty if all have the same."""
     access: Access = field(compare=False, repr=False)
     """Access to the host cluster with the account of the tenant."""
 

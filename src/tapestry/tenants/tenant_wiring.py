@@ -13,6 +13,7 @@ from tapestry.syncer.topdown.host_scheduling import HostScheduling, NeededNodes
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.tenants.host_access import wire_host_access
 from tapestry.tenants.leased_nodes import network_conditions
+from tapestry.tenants.sync.other_kinds import OtherKinds
 from tapestry.tenants.sync.services import TenantServices, wire_tenant_services
 from tapestry.tenants.sync.storage_classes import wire_storage_classes
 from tapestry.tenants.sync.volumes import TenantVolumes, wire_volumes
@@ -29,6 +30,7 @@ def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: Tena
     is_pseudo = identity.schedules_on_host and not running.tenant.sync.nodes
     nodes = wire_nodes(syncer, needed.is_needed if is_pseudo else is_always_needed)
     services = wire_tenant_services(syncer, running.tenant.addresses)
+    kinds = OtherKinds(running.tenant, syncer, services.leased_nodes)
 
     def host_scheduling(writer: PodStatusWriter, admitter: Admitter, requeue_pod: RequeuePod) -> HostScheduling:
         open_nodes = OpenNodes(caches, nodes.leases, manager.now)
@@ -46,11 +48,14 @@ def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: Tena
             lambda _syncer, _copies, _writer, requeue: wire_volumes(syncer, requeue),
         ),
         host_scheduling if identity.schedules_on_host else None,
+        kinds.twin_settings,
     )
+    kinds.wire(pods.copies, pods.requeue_pod)
 
     def requeue_everything() -> None:
         nodes.requeue_every_node()
         pods.requeue_every_pod()
+        kinds.resync()
 
     def requeue_if_changed(old: Object | None, new: Object | None) -> None:
         """Handle a change of what all tenants of a host share: the owner's kill switch, and the HostCluster."""

@@ -7,7 +7,7 @@ from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
 from tapestry.kube.objects import Object, labels_of, name_of
 from tapestry.kube.resources import NAMESPACES, NETWORK_POLICIES, RESOURCE_QUOTAS, SERVICES
-from tapestry.tenants.host_objects import API_SERVICE, SETUP_KINDS, HostFacts, host_namespace
+from tapestry.tenants.host_objects import API_SERVICE, DEFAULT_COUNTS, SETUP_KINDS, HostFacts, host_namespace
 from tapestry.tenants.host_setup import HostSetupError, apply_tenant, remove_tenant
 
 from .tenant_bindings import tenant_binding
@@ -51,7 +51,7 @@ async def test_setup_follows_the_spec() -> None:
     await apply_tenant(client, tenant_binding(quota={"cpu": "2", "pods": "5"}), FACTS)
     lite = tenant_binding(quota={"cpu": "3"}, isolation={"mode": "lite"})
     namespace = await apply_tenant(client, lite, FACTS)
-    assert (await client.list(RESOURCE_QUOTAS, namespace))[0]["spec"]["hard"] == {"cpu": "3"}
+    assert (await client.list(RESOURCE_QUOTAS, namespace))[0]["spec"]["hard"] == {**DEFAULT_COUNTS, "cpu": "3"}
     assert await client.list(NETWORK_POLICIES, namespace) == []
     assert labels_of(await client.get(NAMESPACES, namespace))[keys.POD_SECURITY_ENFORCE] == "baseline"
 
@@ -65,7 +65,7 @@ async def test_setup_repairs_drift() -> None:
     for each in await client.list(NETWORK_POLICIES, namespace):
         await client.delete(NETWORK_POLICIES, each)
     await apply_tenant(client, tenant_binding(quota={"cpu": "2"}), FACTS)
-    assert (await client.list(RESOURCE_QUOTAS, namespace))[0]["spec"]["hard"] == {"cpu": "2"}
+    assert (await client.list(RESOURCE_QUOTAS, namespace))[0]["spec"]["hard"] == {**DEFAULT_COUNTS, "cpu": "2"}
     assert await client.list(NETWORK_POLICIES, namespace)
 
 

@@ -57,7 +57,7 @@ from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_m
 from tapestry.syncer.translate.host_placement import HostPlacement
 from tapestry.syncer.translate.metadata import is_applied, virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid
-from tapestry.syncer.translate.pods import HostAlias, Placement
+from tapestry.syncer.translate.pods import DEFAULT_SETTINGS, HostAlias, Placement, TwinSettings
 from tapestry.syncer.translate.tolerations import untolerated_taints
 from tapestry.syncer.views import PhysicalPod, Twin, VirtualPod
 
@@ -95,6 +95,7 @@ class PodReconciler:
     """UIDs of the pods that wait for a right."""
     host_scheduling: HostScheduling | None = None
     """Placement of pods without a node; None if the virtual cluster has a scheduler."""
+    twin_settings: Callable[[Object], TwinSettings] = lambda _: DEFAULT_SETTINGS
     orphans: OrphanTracker = field(default_factory=OrphanTracker)
 
     def on_virtual_pod_change(self, old: VirtualPod | None, new: VirtualPod | None) -> None:
@@ -196,7 +197,7 @@ class PodReconciler:
         """Ensure the dependencies of an admitted pod and create its twin. Releases the reservation on failure."""
         key, ledger, taints = self.identity.twin_key(pod.key), self.ledger, self.taints_of(node)
         aliases = self.host_aliases(namespace_of(pod.object) or "")
-        desired = pods.new_twin(pod.object, binding, node, aliases, taints)
+        desired = pods.new_twin(pod.object, binding, node, aliases, taints, self.twin_settings(pod.object))
         try:
             if condition_since(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED) is None:  # else the twin clears it
                 await self.status_writer.clear_rejection(pod)
@@ -314,11 +315,13 @@ class PodReconciler:
     async def update_twin(self, pod: VirtualPod, twin: Twin, binding: Binding, node: str) -> datetime | None:
         """Apply changes of the pod to the twin; return when to check a pending resize again."""
         pending, existing = None, twin.object
-        desired = pods.desired_twin(pod.object, binding, node)  # host aliases never change
+        settings = self.twin_settings(pod.object)
+        desired = pods.desired_twin(pod.object, binding, node, settings=settings)  # host aliases never change
         added = pods.ephemeral_patch(existing, pod.object, binding)
         if not is_applied(existing, desired) and pods.resize_patch(existing, desired) is not None:
             if (pending := self.admitter.admit_resize(pod, twin, node)) is not None:
-                desired = pods.desired_twin(with_resources_of(existing, pod.object), binding, node)
+                resized = with_resources_of(existing, pod.object)
+                desired = pods.desired_twin(resized, binding, node, settings=settings)
         else:
             self.admitter.clear_pending_resize(pod)
         requeue_at = pending.until if pending is not None else None

@@ -6,7 +6,7 @@ is renamed; a pod with a reference that cannot be renamed is rejected.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import accumulate
@@ -69,6 +69,18 @@ class HostAlias:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TwinSettings:
+    """Fields of a twin that other objects than its pod decide."""
+
+    labels: Mapping[str, str]
+    priority_class: str = ""
+    """PriorityClass of the physical cluster; empty for that of the binding. It never changes."""
+
+
+DEFAULT_SETTINGS = TwinSettings({})
+
+
 def untranslatable_fields(pod: Object, binding: Binding) -> list[str]:
     """Return the fields that refer to something that is never synced, at any Pod Security level."""
     spec = pod["spec"]
@@ -83,13 +95,18 @@ def twin_name(pod: Object, binding: Binding) -> str:
 
 
 def new_twin(
-    pod: Object, binding: Binding, node: Placement, aliases: Sequence[HostAlias] = (), taints: Iterable[Object] = ()
+    pod: Object,
+    binding: Binding,
+    node: Placement,
+    aliases: Sequence[HostAlias] = (),
+    taints: Iterable[Object] = (),
+    settings: TwinSettings = DEFAULT_SETTINGS,
 ) -> Object:
     """Return the twin to create: `desired_twin` and what is decided only once.
 
     These are its tolerations, for the `taints` of the physical node, and zero requests if the pod has none.
     """
-    desired = desired_twin(pod, binding, node, aliases)
+    desired = desired_twin(pod, binding, node, aliases, settings)
     if isinstance(node, HostPlacement):
         desired = with_annotation(desired, keys.PLACEMENT, node.digest)
     spec = {**desired["spec"], "tolerations": narrowed_tolerations(pod["spec"].get("tolerations") or (), taints)}
@@ -120,16 +137,24 @@ def with_zero_requests(container: Object, pod_resources: Object) -> Object:
     return {**container, "resources": {**resources, "requests": {**(resources.get("requests") or {}), **missing}}}
 
 
-def desired_twin(pod: Object, binding: Binding, node: Placement, aliases: Sequence[HostAlias] = ()) -> Object:
+def desired_twin(
+    pod: Object,
+    binding: Binding,
+    node: Placement,
+    aliases: Sequence[HostAlias] = (),
+    settings: TwinSettings = DEFAULT_SETTINGS,
+) -> Object:
     """Return the desired twin of `pod` on the physical `node`, as far as it follows changes of the pod."""
     spec = twin_spec(pod, binding, node, aliases)
+    if settings.priority_class:
+        spec["priorityClassName"] = settings.priority_class
     twin: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": twin_name(pod, binding),
             "namespace": binding.spec.mount_namespace,
-            "labels": {**twin_labels(pod, binding), **truncated_labels(workload_metadata(pod))},
+            "labels": {**twin_labels(pod, binding), **truncated_labels(workload_metadata(pod)), **settings.labels},
             "annotations": twin_annotations(pod, binding),
         },
         "spec": spec,

@@ -26,6 +26,7 @@ from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.predicates import spec_changed
 from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.translate.sanitize import truncate_text
+from tapestry.tenants.tenant_caches import empty_cache
 
 SYNCED = "Synced"
 HOST_REJECTED = "HostRejected"
@@ -236,13 +237,17 @@ def wire_twins(
     return wire_twin_kind(syncer, name, TwinKind(resource, desired_twin, reported))
 
 
-def wire_twin_kind(syncer: Syncer, name: str, kind: TwinKind) -> Controller:
+def wire_twin_kind(syncer: Syncer, name: str, kind: TwinKind, *, is_synced: bool = True) -> Controller:
     """Add the controller of the twins of a kind to a syncer; return it for more watches.
 
-    The keys of all objects are queued when the spec of the binding changes.
+    The keys of all objects are queued when the spec of the binding changes. A kind that is not synced is not watched in
+    the plane; its twins are deleted.
     """
     manager, caches = syncer.manager, syncer.caches
-    virtual, twins = manager.informer(kind.resource, labels=kind.labels), syncer.owned_cache(kind.resource)
+    twins = syncer.owned_cache(kind.resource)
+    virtual: ObjectCache = (
+        manager.informer(kind.resource, labels=kind.labels) if is_synced else empty_cache(kind.resource, name)
+    )
     reconciler = TwinReconciler(kind, syncer.current_binding, syncer.clients, manager.now, virtual, twins)
     controller = manager.controller(name, reconciler.reconcile)
     controller.watch(virtual)
