@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
@@ -21,7 +22,7 @@ OTHER_UID = "99999999-2222-4333-8444-555555555555"
 
 
 def host_cluster() -> tuple[InProcessApi, Client]:
-    api = InProcessApi([NAMESPACES, *SETUP_KINDS], now=running_clock().now)
+    api = InProcessApi([NAMESPACES, PRIORITY_CLASSES, *SETUP_KINDS], now=running_clock().now)
     return api, Client(api.connect())
 
 

@@ -6,6 +6,7 @@ from tapestry.apis.clusterbindings import TenantSync
 from tapestry.client.access import Access
 from tapestry.controller.testing import in_virtual_time
 from tapestry.tenants.host_connection import HostConnection
+from tapestry.tenants.network_rules import Destinations
 from tapestry.tenants.tenant_binding import TenantAddresses
 from tapestry.tenants.tenant_set import Tenant, TenantSet
 
@@ -20,6 +21,8 @@ def new_tenant(binding_uid: str = "uid-1", plane_id: str = "blue", **fields: str
         sync=TenantSync(),
         host=HostConnection("east"),
         addresses=TenantAddresses(),
+        destinations=Destinations(),
+        priority_classes=(),
         access=Access("https://east.example"),
         **values,
     )
