@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup e2e image image-lock bench-image up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-planes bench-tenants bench-streams conformance conformance-planes kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup e2e image image-lock bench-image up test test-long check reference contract fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-planes bench-tenants bench-streams conformance conformance-planes kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,10 +56,14 @@ check: setup ## Check lint, formatting, types, layers, smells and generated file
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/smells.py
+	$(BIN)/python tools/contract.py --check
 	$(BIN)/python tools/reference.py --check
 
 reference: setup ## Regenerate docs/reference and manifests/crds from commands, kinds and labels
 	$(BIN)/python tools/reference.py
+
+contract: setup ## Generate the stubs of the lifecycle API from proto/
+	$(BIN)/python tools/contract.py
 
 fmt: setup ## Format the code and apply automatic lint fixes
 	$(BIN)/ruff check --fix

@@ -506,12 +506,17 @@ def complexity(function: Function) -> int:
     return sum(isinstance(node, forks) for node in ast.walk(function))
 
 
+GENERATED = "src/tapestry/vclusters/api/vcluster_api_pb2"
+
+
 def repository(root: Path) -> dict[str, str]:
-    """The text files that git tracks or would track."""
+    """The text files that git tracks or would track, except generated code."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
     files = {}
     for name in names:
+        if name.startswith(GENERATED):
+            continue
         try:
             files[name] = (root / name).read_text(encoding="utf-8")
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):  # not text, deleted, the empty last name

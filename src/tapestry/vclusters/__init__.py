@@ -1,1 +1,1 @@
-"""The lifecycle service for virtual clusters."""
+"""The lifecycle service of virtual clusters: its model and rules, its orchestrator and its APIs."""
