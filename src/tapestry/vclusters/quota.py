@@ -1,0 +1,103 @@
+"""Quota: the usage of a project is the sum over its virtual clusters and snapshots, and no write may exceed its limits.
+
+Nothing is reserved. The caller checks a write against the objects that the store has when it is written, including
+writes in flight, so concurrent writes never exceed a limit together.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tapestry.apis.vclusters import Phase
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.quantity import ONE, ResourceList, parse_quantity
+from tapestry.vclusters.errors import Violation
+
+AMOUNTS: Mapping[str, tuple[str, ...]] = {
+    "cpuRequests": ("resources", "cpuRequest"),
+    "cpuLimits": ("resources", "cpuLimit"),
+    "memoryRequests": ("resources", "memoryRequest"),
+    "memoryLimits": ("resources", "memoryLimit"),
+    "storage": ("storage", "persistenceSize"),
+}
+"""Limits of amounts, and the field of the spec that each one sums up."""
+FREED_BY_SUSPEND = frozenset(AMOUNTS) - {"storage"}
+
+
+class Charge(NamedTuple):
+    """What one object uses of the quota of its project."""
+
+    project: str
+    owner: str
+    usage: ResourceList
+    missing: frozenset[str] = frozenset()
+    """Limits whose amount the object does not say."""
+
+
+def vcluster_charge(vcluster: Object) -> Charge:
+    spec = vcluster.get("spec") or {}
+    is_running = not spec.get("suspended")
+    amounts = {name: value_at(spec, *path) for name, path in AMOUNTS.items()}
+    counted = {name: text for name, text in amounts.items() if is_running or name not in FREED_BY_SUSPEND}
+    usage = {name: parse_quantity(text, name) for name, text in counted.items() if text}
+    usage["vclusters"] = ONE
+    if is_running:
+        usage["runningVclusters"] = ONE
+    if has_operation(vcluster):
+        usage["concurrentOperations"] = ONE
+    missing = frozenset(name for name, text in counted.items() if not text)
+    return Charge(spec.get("project") or "", spec.get("owner") or "", ResourceList(usage), missing)
+
+
+def has_operation(vcluster: Object) -> bool:
+    """Return whether an operation runs or waits."""
+    requested = value_at(vcluster, "spec", "operation", "id")
+    status = vcluster.get("status") or {}
+    if status.get("journal") is not None or status.get("phase") == Phase.DELETING:
+        return True
+    return requested is not None and requested != status.get("lastOperation")
+
+
+def snapshot_charge(snapshot: Object, owner: str) -> Charge:
+    """Return what a snapshot uses. It counts for the owner of its virtual cluster."""
+    usage = {"snapshots": ONE}
+    if size := value_at(snapshot, "status", "sizeBytes"):
+        usage["snapshotBytes"] = parse_quantity(size)
+    return Charge(snapshot["spec"]["project"], owner, ResourceList(usage))
+
+
+def violations(quota: Object, others: Iterable[Charge], old: Charge | None, new: Charge) -> list[Violation]:
+    """Return the limits of a Quota that a write exceeds. Only what the write adds can exceed a limit.
+
+    `others` are all charges of the project except those of the written object.
+    """
+    spec = quota.get("spec") or {}
+    charges = [each for each in others if each.project == new.project]
+    own = [each for each in charges if each.owner == new.owner]
+    return [
+        *exceeded(spec.get("limits") or {}, charges, old, new, f"project {new.project}"),
+        *exceeded(spec.get("userLimits") or {}, own, old, new, f"user {new.owner}"),
+    ]
+
+
+def exceeded(
+    limits: Mapping[str, object], others: Iterable[Charge], old: Charge | None, new: Charge, subject: str
+) -> list[Violation]:
+    if not limits:
+        return []
+    used = ResourceList.total(each.usage for each in others)
+    before = old.usage if old is not None else ResourceList()
+    result = []
+    for name in sorted(limits):
+        limit = parse_quantity(str(limits[name]), name)
+        total = used[name] + new.usage[name]
+        if name in new.missing and (old is None or name not in old.missing):
+            field = ".".join(AMOUNTS[name])
+            result.append(Violation(subject, f"{name} is limited, so spec.{field} must be set"))
+        elif new.usage[name] > before[name] and total > limit:
+            requested = new.usage[name] - before[name]
+            result.append(Violation(subject, f"{name}: requested {requested}, used {total - requested}, limit {limit}"))
+    return result
+
+
+def total_usage(charges: Iterable[Charge]) -> ResourceList:
+    return ResourceList.total(each.usage for each in charges)
