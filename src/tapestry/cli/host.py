@@ -21,6 +21,7 @@ from tapestry.kube.times import parse_duration
 from tapestry.manager.join_steps import Cluster, JoinError
 from tapestry.tenants.host_clusters import REACHABLE, is_tenant_of
 from tapestry.tenants.host_registration import AddedHost, HostPlan, add_host, remove_registration, wait_for_host
+from tapestry.tenants.leftovers import recorded_leftovers
 
 complete_host = completer_of(HOST_CLUSTERS)
 NAME = click.argument("name", shell_complete=complete_host)
@@ -175,8 +176,10 @@ def remove(name: str, timeout: str, connect: Connect) -> None:
 
 async def run_remove(name: str, connect: Connect, timeout: float) -> None:
     async with connect() as client:
-        await client.get(HOST_CLUSTERS, name)
+        found = await client.get(HOST_CLUSTERS, name)
         await check_unused(client, name)
+        for each in await recorded_leftovers(client, found):
+            click.echo(f"left: {each}; nothing removes it without the host cluster, so delete it there")
         await client.delete(HOST_CLUSTERS, object_named(name))
         await wait_for(client, HOST_CLUSTERS, name, until=lambda found: found is None, timeout=timeout)
         await remove_registration(name, Cluster("management", client, print_step))

@@ -17,10 +17,12 @@ from tapestry.client.watch import wait_for
 from tapestry.controlplane.app import OPTIONAL_CONTROLLERS, WILDCARD
 from tapestry.inspect.tables import fitted_table, resource_text, table
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.objects import Object, name_of, object_named, value_at
+from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
 from tapestry.kube.times import parse_duration
 from tapestry.manager.join_steps import JoinError
 from tapestry.syncer.drains import DRAINED
+from tapestry.tenants.api_service import API_CONDITION
+from tapestry.tenants.leftovers import recorded_leftover
 from tapestry.tenants.tenant_controller import READY, oldest, plane_of
 
 COLUMNS = ("NAME", "PHASE", "HOST", "WORKLOADS", "NODES", "PODS", "CPU", "MEMORY", "BINDING", "MESSAGE")
@@ -88,6 +90,9 @@ def create_tenant(name: str, wait: bool, timeout: str, connect: Connect, **optio
             if wait:
                 await wait_for_condition(client, name, READY, seconds)
                 click.echo(f"tenant {name} is ready: pods of the plane run in {options['host']}")
+                condition = condition_of(await client.get(CLUSTER_BINDINGS, name), API_CONDITION)
+                if condition.get("status") == "False":
+                    click.echo(f"note: {condition['message']}")
 
     run_async(work())
 
@@ -221,6 +226,8 @@ def delete_tenant(name: str, force: bool, wait: bool, timeout: str, connect: Con
             await client.delete(CLUSTER_BINDINGS, target)
             if wait:
                 await wait_for_state(client, name_of(binding), "deleted", lambda found: found is None, seconds)
+                if (left := await recorded_leftover(client, uid_of(binding))) is not None:
+                    click.echo(f"left: {left}; it is removed when the host cluster answers")
         click.echo(f"tenant {name} deleted" if wait else f"tenant {name} is being deleted")
 
     run_async(work())

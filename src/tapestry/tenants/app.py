@@ -22,7 +22,7 @@ from tapestry.planes.app import PlaneProcess, client_of
 from tapestry.planes.management import apply_definition, create_namespace, process_identity
 from tapestry.planes.open_plane import SyncerRule
 from tapestry.syncer.cache_transforms import with_changed_at
-from tapestry.tenants import host_clusters, tenant_controller
+from tapestry.tenants import host_clusters, leftovers, tenant_controller
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
 from tapestry.tenants.host_connection import Connect
 from tapestry.tenants.tenant_controller import oldest, plane_of
@@ -94,6 +94,7 @@ def install(manager: Manager, process: PlaneProcess, clusters: HostClusters, ten
 
     preparation = Preparation(endpoints.ports.port_of, lambda _: None, process.tls.set_extra_names)
     host_clusters.install(manager, clusters, process.processes.is_candidate)
+    leftovers.install(manager, clusters, process.processes.is_candidate)
     recheck = tenant_controller.install(manager, clusters, tenants, preparation, is_responsible)
     management = ManagementCaches(
         bindings=PartViews(bindings, uid_of, name_of),

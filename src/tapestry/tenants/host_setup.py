@@ -8,6 +8,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -152,6 +153,8 @@ async def api_server_addresses(client: Client, server: str) -> tuple[str, ...]:
 
 async def resolved(host: str) -> list[str]:
     """Return the addresses of a host name; none if it does not resolve, as behind a proxy."""
+    with suppress(ValueError):
+        return [str(ipaddress.ip_address(host))]
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
             found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -16,15 +16,15 @@ from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result, Terminal, generation_changed
 from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.crds import InvalidSpec, decode_spec
-from tapestry.kube.errors import AlreadyExists, KubeError, NotFound, TransportError
-from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, object_named, uid_of, value_at
+from tapestry.kube.errors import KubeError, NotFound, TransportError
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at
 from tapestry.kube.patches import exact_map_patch
-from tapestry.kube.resources import CONFIGMAPS
 from tapestry.process.logs import logger
 from tapestry.tenants.api_service import api_condition
-from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, Host, HostClusters
+from tapestry.tenants.host_clusters import Host, HostClusters
 from tapestry.tenants.host_objects import TenantSpecError
 from tapestry.tenants.host_setup import HostSetupError
+from tapestry.tenants.leftovers import Leftover, leftover_of, record_leftover, remove_leftover
 from tapestry.tenants.tenant_binding import TenantAddresses
 from tapestry.tenants.tenant_preparation import Preparation
 from tapestry.tenants.tenant_set import Tenant, TenantSet
@@ -35,6 +35,8 @@ RECHECK_SECONDS = 60.0
 """Seconds between two checks of the objects of a tenant in its host cluster."""
 WAIT_SECONDS = 1.0
 """Seconds between two checks of the removal of a tenant."""
+UNREACHABLE_SECONDS = 10.0
+"""Seconds between two attempts to remove a tenant from a host cluster that does not answer."""
 READY, PENDING, FAILED, DELETING = "Ready", "Pending", "Failed", "Deleting"
 
 
@@ -161,20 +163,19 @@ class TenantReconciler:
         if keys.TENANT_FINALIZER not in finalizers:
             return None
         await self.tenants.remove(plane, uid_of(obj))
-        binding, host = self._binding(obj), self.clusters.get(value_at(obj, "spec", "hostCluster"))
-        is_forced = annotations_of(obj).get(keys.FORCE_UNBIND) == "true"
+        name, is_forced = value_at(obj, "spec", "hostCluster"), annotations_of(obj).get(keys.FORCE_UNBIND) == "true"
+        leftover = leftover_of(obj, self.host_objects.store.get(name))
         try:
-            if host is None:
-                name = value_at(obj, "spec", "hostCluster")
-                raise TransportError(f"HostCluster {name} is not connected", maybe_sent=False)
-            left = await self.preparation.remove(binding, host)
+            left = await self._remove_from_host(name, leftover)
         except KubeError as error:
             if not is_forced:
                 remedy = "`tapestry tenant delete --force` gives up"
                 message = f"{error}; {remedy}, and what is left is removed when the host answers"
                 await self._write(obj, DELETING, new_condition(READY, False, "HostUnreachable", message))
-                raise
-            await self._record_leftovers(obj, binding)
+                if not isinstance(error, TransportError):
+                    raise
+                return Result(requeue_after=UNREACHABLE_SECONDS)
+            await record_leftover(self.client, leftover)
             left = []
         if left:
             message = f"{len(left)} objects are left in the host cluster: {listed(left)}"
@@ -186,22 +187,17 @@ class TenantReconciler:
         log.info("tenant removed", plane=plane, binding=name_of(obj), forced=is_forced)
         return None
 
-    async def _record_leftovers(self, obj: Object, binding: Binding) -> None:
-        """Record the tenant of a forced deletion, whose objects are removed when the host cluster answers."""
-        record = object_named(leftovers_name(uid_of(obj)), HOSTS_NAMESPACE)
-        labels = {keys.MANAGED_BY: keys.TAPESTRY, keys.LEFT_BEHIND: "tenant"}
-        record["metadata"]["labels"] = labels
-        record["data"] = {
-            "binding": name_of(obj),
-            "bindingUid": uid_of(obj),
-            "hostCluster": value_at(obj, "spec", "hostCluster"),
-            "virtualCluster": plane_of(obj),
-            "namespace": self.preparation.namespace_of(binding),
-        }
-        try:
-            await self.client.create(CONFIGMAPS, record)
-        except AlreadyExists:
-            return
+    async def _remove_from_host(self, name: str, leftover: Leftover) -> Sequence[str]:
+        """Delete what a tenant has in its host cluster, and return what is left. Raises KubeError.
+
+        Nothing has access to a host cluster whose HostCluster does not exist, so nothing is left to do there.
+        """
+        if (host := self.clusters.get(name)) is not None:
+            return await remove_leftover(host.connection.client, leftover)
+        if await self.client.find(HOST_CLUSTERS, name) is not None:
+            raise TransportError(f"HostCluster {name} is not connected", maybe_sent=False)
+        log.warning("tenant of a missing HostCluster removed", left=str(leftover))
+        return ()
 
     # -- status
 
@@ -226,10 +222,6 @@ def plane_of(binding: Object) -> str:
     """Return the id of the plane of a tenant."""
     plane: str = value_at(binding, "spec", "virtualCluster")
     return plane
-
-
-def leftovers_name(binding_uid: str) -> str:
-    return f"leftovers-{binding_uid}"
 
 
 def listed(names: Sequence[str], limit: int = 5) -> str:

@@ -19,7 +19,7 @@ from tapestry.tenants.host_objects import (
     host_namespace,
     priority_classes,
 )
-from tapestry.tenants.host_setup import apply_tenant, host_facts, remove_tenant
+from tapestry.tenants.host_setup import apply_tenant, host_facts
 from tapestry.tenants.host_tokens import TenantToken, tenant_access
 from tapestry.tenants.network_rules import Destinations
 
@@ -95,20 +95,12 @@ class Preparation:
         self._last[plane] = LastPreparation(inputs, now, prepared)
         return prepared
 
-    async def remove(self, binding: Binding, host: Host) -> list[str]:
-        """Delete what a tenant has in its host cluster. Return what is left; call it again until that is nothing."""
-        inventory = await remove_tenant(host.connection.client, binding)
-        return list(inventory.references)
-
     def forget(self, plane: str, binding_uid: str) -> None:
         """Forget the tenant of a plane, unless another binding of the plane is the prepared one."""
         last = self._last.get(plane)
         if last is not None and last.inputs[0].uid == binding_uid:
             del self._last[plane]
             self.set_certificate_names(plane, ())
-
-    def namespace_of(self, binding: Binding) -> str:
-        return host_namespace(binding)
 
     def _access(self, host: Host, namespace: str) -> Access:
         connection = host.connection

@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from tests.unit.planes.plane_processes import create_plane
-from tests.unit.tenants.running_tenants import HostWorld, bare_world, run_pod, wait_for_pod
+from tests.unit.tenants.running_tenants import TIMEOUT, HostWorld, bare_world, run_pod, wait_for_pod
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apis.policies import POLICIES
 from tapestry.cli.main import main
+from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import object_named, value_at
-from tapestry.kube.resources import NAMESPACES, PODS, SECRETS
+from tapestry.kube.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, PODS, SECRETS
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE
+from tapestry.tenants.host_rights import HOST_ACCOUNT
 
 TENANTS_OF_HOST = "tapestry.io/managed-by=tapestry,tapestry.io/cluster-binding-uid"
 
@@ -84,6 +86,33 @@ async def test_tenant_runs_drains_and_leaves_nothing(world: HostWorld, commands:
     assert await world.management.list(HOST_CLUSTERS) == []
     assert await world.management.list(POLICIES) == []
     assert await world.management.find(SECRETS, "east", HOSTS_NAMESPACE) is None
+
+
+async def test_forced_deletion_lists_what_is_left(world: HostWorld, commands: Commands) -> None:
+    await commands.add_host()
+    await create_plane(world.management, "blue", backend="memory")
+    output = await commands.output("tenant", "create", "blue", "--host", "east")
+    assert "note: pods have no address of the API of their plane" in output
+    role_binding = await world.host.client.get(CLUSTER_ROLE_BINDINGS, HOST_ACCOUNT)
+    await world.host.client.delete(CLUSTER_ROLE_BINDINGS, role_binding)  # the owner of the host cluster withdraws it
+    assert "403" in await commands.error("tenant", "delete", "blue", "--timeout", "1s")
+    [namespace] = await world.host.client.list(NAMESPACES, labels=TENANTS_OF_HOST)
+    left = f"namespace {namespace['metadata']['name']} with 0 pods in HostCluster east"
+    assert f"left: {left}; it is removed when" in await commands.output("tenant", "delete", "blue", "--force")
+    assert f"left: {left}; nothing removes it without" in await commands.output("host", "remove", "east")
+
+
+async def test_leftovers_are_removed_when_the_host_is_added_again(world: HostWorld, commands: Commands) -> None:
+    await commands.add_host()
+    await create_plane(world.management, "blue", backend="memory")
+    await commands.output("tenant", "create", "blue", "--host", "east")
+    [namespace] = await world.host.client.list(NAMESPACES, labels=TENANTS_OF_HOST)
+    role_binding = await world.host.client.get(CLUSTER_ROLE_BINDINGS, HOST_ACCOUNT)
+    await world.host.client.delete(CLUSTER_ROLE_BINDINGS, role_binding)
+    await commands.output("tenant", "delete", "blue", "--force")
+    await commands.add_host()
+    name = namespace["metadata"]["name"]
+    await wait_for(world.host.client, NAMESPACES, name, until=lambda found: found is None, timeout=TIMEOUT)
 
 
 async def test_options_reach_the_binding(world: HostWorld, commands: Commands) -> None:

@@ -35,7 +35,7 @@ from tapestry.kube.objects import Object, is_deleting, name_of, object_named, ui
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.times import timestamp
 from tapestry.syncer.cache_transforms import with_changed_at
-from tapestry.tenants import host_clusters, tenant_controller
+from tapestry.tenants import host_clusters, leftovers, tenant_controller
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
 from tapestry.tenants.tenant_preparation import Preparation
 from tapestry.tenants.tenant_runner import TenantRunner
@@ -106,6 +106,7 @@ class TenantProcess:
 
         def install_controllers(manager: Manager) -> None:
             host_clusters.install(manager, clusters, self.writes_status)
+            leftovers.install(manager, clusters, self.writes_status)
             self.recheck = tenant_controller.install(
                 *(manager, clusters, self.tenants, preparation, lambda plane: self.is_responsible(plane))
             )
