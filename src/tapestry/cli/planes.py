@@ -12,7 +12,7 @@ from msgspec import structs
 
 from tapestry.apiext.interfaces import Routes
 from tapestry.apiext.requests import ROOT
-from tapestry.apis.planes import PLANES
+from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.cli import plane_credentials
@@ -43,6 +43,7 @@ from tapestry.process import logs
 from tapestry.process.config import load_config
 from tapestry.process.system import return_large_blocks_to_system, stop_event
 from tapestry.tenants.app import run_tenants
+from tapestry.tenants.plane_deletion import obstacle_to_deletion
 
 EXPECTED_ERRORS = (ValueError, OSError, StorageError)
 
@@ -314,10 +315,13 @@ def copy(source: str, name: str, wait: bool, timeout: str, connect: Connect) -> 
 @TIMEOUT_OPTION
 @with_management_api
 def delete(name: str, wait: bool, timeout: str, connect: Connect) -> None:
-    """Delete the plane NAME with all its data."""
+    """Delete the plane NAME with all its data. Its pods must not run in a host cluster any more."""
 
     async def work() -> None:
         async with connect() as client:
+            found = await client.get(PLANES, name)
+            if obstacle := await obstacle_to_deletion(client, plane_id(found)):
+                raise click.ClickException(f"plane {name} cannot be deleted: {obstacle}")
             await client.delete(PLANES, object_named(name))
             if wait:
                 seconds = parse_duration(timeout, "--timeout").total_seconds()

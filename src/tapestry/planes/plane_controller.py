@@ -31,6 +31,8 @@ from tapestry.planes.sealing import GroupKey
 
 STATUS_INTERVAL = 60.0
 """Seconds between two updates of the sizes in the status of an open plane."""
+OBSTACLE_SECONDS = 2.0
+"""Seconds between two checks whether a deleted plane still has to stay."""
 DELETING, RELEASED = "Deleting", "Released"
 READY_STATES = frozenset({PlaneState.OPEN, PlaneState.ASLEEP})
 """States in which a plane answers requests. One that is asleep opens for them."""
@@ -111,15 +113,19 @@ class PlaneReconciler:
         if id not in self._epochs:
             plane = await self._claim(plane, id)
         hold = PlaneHold(EpochFence(self._epochs[id], self.processes.holds_lease), self.group_key)
-        if is_deleting(plane):
+        obstacle = await self._obstacle(plane, id) if is_deleting(plane) else ""
+        if is_deleting(plane) and not obstacle:
             await self._delete(plane, plane_storage_config(self.config, id, spec.backend), hold)
             return None
-        return await self._reconcile_held(plane, spec, spec_error, hold)
+        return await self._reconcile_held(plane, spec, spec_error, hold, obstacle)
 
     async def _reconcile_held(
-        self, plane: Object, spec: PlaneSpec, spec_error: ValueError | None, hold: PlaneHold
+        self, plane: Object, spec: PlaneSpec, spec_error: ValueError | None, hold: PlaneHold, obstacle: str
     ) -> Result | None:
-        """Bring a plane that this process holds to its desired state, and write its status."""
+        """Bring a plane that this process holds to its desired state, and write its status.
+
+        `obstacle` is the reason why a deleted plane stays, which becomes its message.
+        """
         id = plane_id(plane)
         entry = self.plane_set.get(id)
         try:
@@ -140,7 +146,10 @@ class PlaneReconciler:
             self._acting_on.discard(id)
         if self.plane_set.is_stopped:
             return None
-        await self.client.converge(PLANES, plane, {"status": self._status(plane, entry)})
+        status = self._status(plane, entry)
+        await self.client.converge(PLANES, plane, {"status": status | ({"message": obstacle} if obstacle else {})})
+        if obstacle:
+            return Result(requeue_after=OBSTACLE_SECONDS)
         if entry.state is PlaneState.FAILED:
             raise PlaneFailed(f"plane {name_of(plane)} cannot open: {entry.message}")
         return Result(requeue_after=STATUS_INTERVAL) if entry.state is PlaneState.OPEN else None
@@ -283,6 +292,12 @@ class PlaneReconciler:
             await self.plane_set.remove(entry)
 
     # -- deletion and status
+
+    async def _obstacle(self, plane: Object, id: str) -> str:
+        """Return why a deleted plane stays for now. A deletion that has begun continues."""
+        if value_at(plane, "status", "phase") == DELETING:
+            return ""
+        return await self.plane_set.obstacle_to_deletion(id)
 
     async def _delete(self, plane: Object, config: ApiServerConfig, hold: PlaneHold) -> None:
         """Close the plane, delete its data, and let its record go."""

@@ -4,7 +4,7 @@ Each plane runs in its own task, so that a plane that fails to open or stops wit
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -63,6 +63,11 @@ PlaneTask = Callable[[PlaneEntry, OpenPlane], Coroutine[Any, Any, None]]
 """Work beside an open plane. It is cancelled, and ends, before the plane closes. An error of it closes the plane."""
 
 
+async def no_obstacle(_: str) -> str:
+    """Return that every plane may be deleted."""
+    return ""
+
+
 class PlaneSet:
     """The planes of this process by id."""
 
@@ -82,6 +87,8 @@ class PlaneSet:
         self._is_stopped = False
         self._task: PlaneTask | None = None
         self._listeners: list[Callable[[PlaneEntry], None]] = []
+        self.obstacle_to_deletion: Callable[[str], Awaitable[str]] = no_obstacle
+        """Return why the data of a plane must not be deleted yet, by its id; empty if it may be."""
 
     @property
     def is_stopped(self) -> bool:

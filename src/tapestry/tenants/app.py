@@ -25,6 +25,7 @@ from tapestry.syncer.cache_transforms import with_changed_at
 from tapestry.tenants import host_clusters, leftovers, tenant_controller
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
 from tapestry.tenants.host_connection import Connect
+from tapestry.tenants.plane_deletion import obstacle_to_deletion
 from tapestry.tenants.tenant_controller import oldest, plane_of
 from tapestry.tenants.tenant_preparation import Preparation
 from tapestry.tenants.tenant_runner import TenantRunner
@@ -114,6 +115,7 @@ def install(manager: Manager, process: PlaneProcess, clusters: HostClusters, ten
     bindings.on_change(restrict_plane)
     plane_set.run_with_planes(TenantRunner(tenants, management, partial(wire, tenants), manager.now).run_beside)
     plane_set.on_change(lambda entry: recheck(entry.id))
+    plane_set.obstacle_to_deletion = partial(obstacle_to_deletion, manager.client)
 
 
 def placement_of(binding: Object) -> str:

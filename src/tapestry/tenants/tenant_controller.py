@@ -25,6 +25,7 @@ from tapestry.tenants.host_clusters import Host, HostClusters
 from tapestry.tenants.host_objects import TenantSpecError
 from tapestry.tenants.host_setup import HostSetupError
 from tapestry.tenants.leftovers import Leftover, leftover_of, record_leftover, remove_leftover
+from tapestry.tenants.plane_deletion import is_too_late
 from tapestry.tenants.tenant_binding import TenantAddresses
 from tapestry.tenants.tenant_preparation import Preparation
 from tapestry.tenants.tenant_set import Tenant, TenantSet
@@ -104,13 +105,16 @@ class TenantReconciler:
 
     def _checked_host(self, obj: Object, plane: str) -> Host:
         """Return the host cluster of a tenant. Raises TenantRejected."""
-        if not any(plane_id(each) == plane for each in self.planes.store.list()):
+        record = next((each for each in self.planes.store.list() if plane_id(each) == plane), None)
+        if record is None:
             raise TenantRejected("PlaneMissing", f"spec.virtualCluster: there is no plane with the id {plane}")
+        if is_too_late(obj, record):
+            raise TenantRejected("PlaneDeleting", f"spec.virtualCluster: plane {name_of(record)} is being deleted")
         if rival := older_rival(obj, self.bindings.store.list()):
             message = f"spec.virtualCluster: binding {rival} is for the same plane; a plane has one host cluster"
             raise TenantRejected("DuplicateTenant", message)
         name = value_at(obj, "spec", "hostCluster")
-        if (record := self.host_objects.store.get(name)) is None or is_deleting(record):
+        if (host_object := self.host_objects.store.get(name)) is None or is_deleting(host_object):
             message = f"spec.hostCluster: there is no HostCluster {name}; `tapestry host add {name}` creates it"
             raise TenantRejected("HostMissing", message)
         if (host := self.clusters.get(name)) is None:

@@ -93,6 +93,8 @@ async def test_forced_deletion_lists_what_is_left(world: HostWorld, commands: Co
     await create_plane(world.management, "blue", backend="memory")
     output = await commands.output("tenant", "create", "blue", "--host", "east")
     assert "note: pods have no address of the API of their plane" in output
+    error = await commands.error("planes", "delete", "blue")
+    assert "plane blue cannot be deleted: its pods run in HostCluster east; `tapestry tenant delete blue`" in error
     role_binding = await world.host.client.get(CLUSTER_ROLE_BINDINGS, HOST_ACCOUNT)
     await world.host.client.delete(CLUSTER_ROLE_BINDINGS, role_binding)  # the owner of the host cluster withdraws it
     assert "403" in await commands.error("tenant", "delete", "blue", "--timeout", "1s")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.client.client import Client
@@ -24,6 +25,12 @@ PROCESS = "here"
 WITH_LEASE = ManagerConfig(leader_election=process_lease(PROCESS))
 
 
+async def obstacle(client: Client, id: str) -> str:
+    """Return that a plane is in use while there is a plane with the name `user`."""
+    user = await client.find(PLANES, "user")
+    return "user needs it" if user is not None and plane_id(user) != id else ""
+
+
 def installer(failures: int = 0, disk_failures: int = 0) -> Callable[[Manager], None]:
     """Return the setup of a process, whose disk stays when it dies."""
     disk = Disk()
@@ -31,7 +38,9 @@ def installer(failures: int = 0, disk_failures: int = 0) -> Callable[[Manager], 
     def install(manager: Manager) -> None:
         disk.failures = disk_failures
         processes = Processes(PROCESS, manager.elector, running_clock().monotonic)
-        recorded_planes.install(manager, processes, RecordedPlanes(disk, failures=failures))
+        planes = RecordedPlanes(disk, failures=failures)
+        planes.obstacle_to_deletion = partial(obstacle, manager.client)
+        recorded_planes.install(manager, processes, planes)
 
     return install
 
@@ -111,6 +120,20 @@ async def copy_of_a_plane_that_is_created_later(client: Client) -> None:
     await delete(client, "p")
 
 
+async def deletion_of_a_plane_in_use(client: Client) -> None:
+    for name in ("p", "user"):
+        await client.create(PLANES, object_named(name) | {"spec": {}})
+        await wait_for_phase(client, "Open", name)
+    await client.delete(PLANES, await client.get(PLANES, "p"))
+    kept = await wait_for(
+        client, PLANES, "p", until=lambda plane: message_of(plane) == "user needs it", timeout=AN_HOUR
+    )
+    assert kept is not None
+    assert kept["status"]["phase"] == "Open"
+    await delete(client, "user")
+    await wait_for(client, PLANES, "p", until=lambda plane: plane is None, timeout=AN_HOUR)
+
+
 async def deletion_of_a_plane_that_was_released(client: Client) -> None:
     await client.create(PLANES, object_named("p") | {"spec": {}})
     await wait_for_phase(client, "Open")
@@ -144,6 +167,7 @@ CASES = {
     "plane is released and taken back": Case(release_and_take_back),
     "plane moves to another process and back": Case(move_there_and_back),
     "plane is released and deleted": Case(deletion_of_a_plane_that_was_released),
+    "plane in use is deleted": Case(deletion_of_a_plane_in_use),
     "plane fails to open twice": Case(open_suspend_resume_delete, failures=2),
     "two planes": Case(two_planes),
     "plane is copied, then the source is deleted": Case(copy_and_delete_the_source),
