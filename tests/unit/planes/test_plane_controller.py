@@ -125,11 +125,11 @@ async def deletion_of_a_plane_in_use(client: Client) -> None:
         await client.create(PLANES, object_named(name) | {"spec": {}})
         await wait_for_phase(client, "Open", name)
     await client.delete(PLANES, await client.get(PLANES, "p"))
-    kept = await wait_for(
+    found = await wait_for(
         client, PLANES, "p", until=lambda plane: message_of(plane) == "user needs it", timeout=AN_HOUR
     )
-    assert kept is not None
-    assert kept["status"]["phase"] == "Open"
+    assert found is not None
+    assert found["status"]["phase"] == "Open"
     await delete(client, "user")
     await wait_for(client, PLANES, "p", until=lambda plane: plane is None, timeout=AN_HOUR)
 

@@ -1,0 +1,157 @@
+"""A tenant whose process is killed in the middle of each operation."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.unit.tenants.running_tenants import pod_named, wait_for_pod
+
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.planes import PLANES, plane_id
+from tapestry.client.client import Client
+from tapestry.client.discovery import served_resources
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
+from tapestry.client.watch import Changes, ListPage, Watch, wait_for
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.objects import Object, is_deleting, key_of, object_named, value_at
+from tapestry.kube.resources import NAMESPACES, PODS, ROLE_BINDINGS, Resource
+from tapestry.manager.join_steps import Cluster
+from tapestry.tenants.host_registration import AddedHost, HostPlan, add_host
+
+from .plane_clients import client_of, created_plane, plane_kubeconfig, together
+from .servers import ClusterProcess, PlanesProcess
+
+OF_TENANTS = "tapestry.io/cluster-binding-uid"
+TIMEOUT = 30.0
+Until = Callable[[Object | None], bool]
+
+
+@dataclass
+class Setting:
+    """The processes, and the clients that outlive a kill of the process of planes."""
+
+    planes: PlanesProcess
+    management: Client
+    host: Client
+
+    async def kill_when(self, resource: Resource, until: Until) -> None:
+        """Kill the process of planes at a state of a tenant's object in the host cluster, and start it again."""
+        async with asyncio.timeout(TIMEOUT):
+            await first_object(self.host, resource, until)
+        self.planes.kill()
+        await asyncio.to_thread(self.planes.start)
+
+    async def wait_for_binding(self, until: Until) -> None:
+        await wait_for(self.management, CLUSTER_BINDINGS, "blue", until=until, timeout=TIMEOUT)
+
+    async def set_workloads(self, workloads: str) -> None:
+        await self.management.patch(CLUSTER_BINDINGS, object_named("blue"), {"spec": {"workloads": workloads}})
+
+    async def twins(self) -> list[Object]:
+        return await self.host.list(PODS, labels=OF_TENANTS)
+
+    async def inventory(self) -> list[str]:
+        """Return all objects of tenants in the host cluster."""
+        served = await served_resources(self.host)
+        kinds = [resource for resource, verbs in served.items() if verbs >= {"list", "delete"}]
+        return [
+            f"{kind.kind} {key_of(each)}" for kind in kinds for each in await self.host.list(kind, labels=OF_TENANTS)
+        ]
+
+
+async def first_object(client: Client, resource: Resource, until: Until) -> Object | None:
+    """Return the first object of a tenant for which `until` holds; None stands for one that was deleted."""
+    async with aclosing(Watch(client, resource, labels=OF_TENANTS).events()) as events:
+        async for event in events:
+            match event:
+                case ListPage(items):
+                    found = list(items)
+                case Changes(changes):
+                    found = [None if type == "DELETED" else obj for type, obj in changes]
+                case _:
+                    found = []
+            for each in found:
+                if until(each):
+                    return each
+    raise AssertionError("the watch has ended")
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Setting]:
+    """Run a host cluster and a process of planes that knows it."""
+    planes, cluster = PlanesProcess(folder / "planes"), ClusterProcess(folder / "host", "--nodes", "2")
+    try:
+        await together(asyncio.to_thread(each.start) for each in (planes, cluster))
+        access = load_access([cluster.kubeconfig], environ={})
+        async with client_of(planes.kubeconfig) as management, Client(HttpTransport(access)) as host:
+            clusters = AddedHost(
+                Cluster("management", management, print), Cluster("host", host, print), access, HttpTransport
+            )
+            await add_host(HostPlan("east", {"allowLoopback": True}), clusters, datetime.now(UTC))
+            yield Setting(planes, management, host)
+    finally:
+        planes.kill()
+        cluster.kill()
+
+
+def has_condition(type: str) -> Until:
+    return lambda each: each is not None and is_condition_true(each, type)
+
+
+def is_gone_soon(each: Object | None) -> bool:
+    return each is None or is_deleting(each)
+
+
+async def run_pods(plane: Client) -> None:
+    for name in ("a", "b"):
+        await wait_for_pod(plane, name, lambda each: value_at(each, "status", "phase") == "Running")
+
+
+@pytest.mark.timeout(300)
+async def test_tenant_survives_kills_at_each_step_and_leaves_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as setting:
+        created = await created_plane(setting.management, "blue", backend="file")
+        file = await plane_kubeconfig(setting.management, "blue", tmp_path / "plane.kubeconfig")
+        id = plane_id(created)
+        spec = {"clusterID": id, "virtualCluster": id, "hostCluster": "east"}
+        await setting.management.create(CLUSTER_BINDINGS, {**object_named("blue"), "spec": spec})
+        await setting.kill_when(NAMESPACES, bool)
+        await setting.wait_for_binding(has_condition("Ready"))
+
+        async with client_of(file) as plane:
+            for name in ("a", "b"):
+                await plane.create(PODS, pod_named(name))
+            await setting.kill_when(PODS, bool)
+            await run_pods(plane)
+            assert len(await setting.twins()) == 2
+
+            await setting.set_workloads("Drained")
+            await setting.kill_when(PODS, is_gone_soon)
+            await setting.wait_for_binding(has_condition("Drained"))
+            assert await setting.twins() == []
+            assert {each["status"]["phase"] for each in await plane.list(PODS)} == {"Pending"}
+
+            await setting.set_workloads("Run")
+            await setting.kill_when(PODS, bool)
+            await run_pods(plane)
+            assert len(await setting.twins()) == 2
+
+            await setting.management.delete(PLANES, object_named("blue"))
+            await asyncio.to_thread(setting.planes.restart)
+            await wait_for(setting.management, PLANES, "blue", until=waits_for_tenant, timeout=TIMEOUT)
+            assert len(await plane.list(PODS)) == 2
+
+        await setting.management.delete(CLUSTER_BINDINGS, object_named("blue"))
+        await setting.kill_when(ROLE_BINDINGS, is_gone_soon)
+        for resource in (CLUSTER_BINDINGS, PLANES):
+            await wait_for(setting.management, resource, "blue", until=lambda each: each is None, timeout=TIMEOUT)
+        assert await setting.inventory() == []
+
+
+def waits_for_tenant(plane: Object | None) -> bool:
+    return "`tapestry tenant delete blue`" in value_at(plane, "status", "message", default="")
