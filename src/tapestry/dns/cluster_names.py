@@ -100,12 +100,14 @@ class ClusterNames:
         self._service_of_slice: dict[ObjectKey, ObjectKey] = {}
         self._answers: dict[tuple[bytes, int], Answer] = {}
         self._reverse: ReverseIndex | None = None
+        self.version = 0
+        """Number of changes."""
 
     # -- objects
 
     def put_service(self, namespace: str, name: str, raw: bytes | None) -> None:
         """Add or replace a Service; None removes it."""
-        self._answers.clear()
+        self._changed()
         if raw is not None:
             self._services[namespace][name] = raw
         else:
@@ -117,7 +119,7 @@ class ClusterNames:
 
     def put_slice(self, namespace: str, name: str, service: str, raw: bytes | None) -> None:
         """Add or replace an EndpointSlice of a Service; None removes it."""
-        self._answers.clear()
+        self._changed()
         former = self._service_of_slice.pop((namespace, name), None)
         if former is not None:
             self._slices[former].pop(name, None)
@@ -128,6 +130,10 @@ class ClusterNames:
             self._slices[namespace, service][name] = raw
         if self._reverse is not None:
             self._reverse.put(("EndpointSlice", namespace, name), self._names_of_slice(namespace, name))
+
+    def _changed(self) -> None:
+        self._answers.clear()
+        self.version += 1
 
     # -- answers
 

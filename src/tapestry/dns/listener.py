@@ -1,0 +1,242 @@
+"""UDP and TCP sockets of one resolver on the same port.
+
+The socket is not read while the client has used up its queries, so that the kernel drops further ones at little cost.
+"""
+
+import asyncio
+import socket
+from contextlib import suppress
+
+from tapestry.dns.messages import (
+    MAX_TCP,
+    Answer,
+    Code,
+    MessageError,
+    Query,
+    encode_response,
+    error_response,
+    parse_query,
+)
+from tapestry.dns.resolver import Forwarded, Resolver
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
+QUERIES_PER_SECOND, BURST = 2000.0, 2000.0
+"""Queries of one cluster that are answered."""
+BATCH = 32
+"""Packets that are read before other work runs."""
+MAX_QUERY = 1024
+"""Bytes of a query; longer ones are malformed."""
+MAX_WAITING = 128
+"""Queries that wait for other servers at the same time."""
+MAX_CONNECTIONS, IDLE_SECONDS = 16, 10.0
+MAX_SOURCES, MAX_RESPONSES = 1024, 256
+"""Addresses of clients for which it is known whether they are accepted, and responses that are kept."""
+
+Source = tuple[str, int]
+
+
+class DnsListener:
+    """Sockets of one resolver."""
+
+    def __init__(self, resolver: Resolver, group: asyncio.TaskGroup) -> None:
+        self._resolver, self._group = resolver, group
+        self._loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._sockets: list[socket.socket] = []
+        self._queries, self._counted = BURST, self._loop.time()
+        """Queries that may be answered now, and the time at which they were counted."""
+        self._state: object = None
+        """State of the resolver to which the next two belong."""
+        self._accepted: dict[str, bool] = {}
+        self._responses: dict[bytes, bytes] = {}
+        """Responses by their query, both without the id."""
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.StreamWriter] = set()
+        self._resuming: asyncio.TimerHandle | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen on a port. Raises OSError."""
+        self._server = await asyncio.start_server(self._connected, host or None, port, limit=MAX_QUERY)
+        self.port = self._server.sockets[0].getsockname()[1]
+        try:
+            for each in self._server.sockets:
+                self._sockets.append(udp_socket(each.family, each.getsockname()))
+        except OSError:
+            await self.stop()
+            raise
+        self._resume()
+
+    async def stop(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
+        for channel in self._sockets:
+            self._loop.remove_reader(channel)
+            channel.close()
+        self._sockets.clear()
+        if self._server is not None:
+            self._server.close()
+        for each in self._waiting:
+            each.cancel()
+        for connection in self._connections:
+            connection.close()
+
+    def _available(self) -> int:
+        """Return how many queries may be answered now."""
+        now = self._loop.time()
+        self._queries = min(self._queries + (now - self._counted) * QUERIES_PER_SECOND, BURST)
+        self._counted = now
+        return int(self._queries)
+
+    # -- UDP
+
+    def _read(self, channel: socket.socket) -> None:
+        """Answer some of the packets that have arrived."""
+        available = self._available()
+        if not available:
+            for each in self._sockets:
+                self._loop.remove_reader(each)
+            self._resuming = self._loop.call_later(BATCH / QUERIES_PER_SECOND, self._resume)
+            return
+        for _ in range(min(BATCH, available)):
+            try:
+                data, source = channel.recvfrom(MAX_QUERY)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                continue
+            self._queries -= 1
+            self._handle_packet(channel, data, source)
+
+    def _resume(self) -> None:
+        self._resuming = None
+        for channel in self._sockets:
+            self._loop.add_reader(channel, self._read, channel)
+
+    def _handle_packet(self, channel: socket.socket, data: bytes, source: Source) -> None:
+        if not self._accepts(source[0]):
+            return
+        if (known := self._responses.get(data[2:])) is not None:
+            send(channel, data[:2] + known, source)
+            return
+        query, response = self._own_response(data, None)
+        if isinstance(response, bytes):
+            send(channel, response, source)
+        elif query is not None and response is not None:
+            self._wait(channel, query, response, source)
+
+    def _accepts(self, source: str) -> bool:
+        state = self._resolver.state()
+        if state != self._state:
+            self._state = state
+            self._accepted.clear()
+            self._responses.clear()
+        accepted = self._accepted.get(source)
+        if accepted is None:
+            if len(self._accepted) >= MAX_SOURCES:
+                self._accepted.clear()
+            accepted = self._accepted[source] = self._resolver.accepts(source)
+        return accepted
+
+    def _own_response(self, data: bytes, limit: int | None) -> tuple[Query | None, bytes | Forwarded | None]:
+        """Return the query, and the response or the name to forward; None if it gets no response."""
+        try:
+            query = parse_query(data)
+        except MessageError as error:
+            return None, error_response(data, error.code) if error.code is not None else None
+        try:
+            found = self._resolver.own_answer(query)
+        except Exception:  # no object of a cluster may stop its resolver
+            log.exception("DNS query failed", cluster=self._resolver.client)
+            found = Answer(Code.SERVFAIL)
+        if isinstance(found, Forwarded):
+            return query, found
+        response = encode_response(query, found, limit or query.udp_size)
+        if limit is None and found.is_authoritative and len(found.records) <= 1:
+            self._keep(data, response)
+        return query, response
+
+    def _keep(self, data: bytes, response: bytes) -> None:
+        """Keep the response to a query, if it is always the same."""
+        if len(self._responses) >= MAX_RESPONSES:
+            self._responses.clear()
+        self._responses[data[2:]] = response[2:]
+
+    def _wait(self, channel: socket.socket, query: Query, forwarded: Forwarded, source: Source) -> None:
+        """Answer a query when other servers have answered. With too many such queries, clients have to repeat it."""
+        if len(self._waiting) >= MAX_WAITING:
+            return
+
+        async def answer() -> None:
+            response = await self._forwarded_response(query, forwarded, query.udp_size)
+            if channel.fileno() >= 0:
+                send(channel, response, source)
+
+        task = self._group.create_task(answer(), name=f"dns-{self._resolver.client}")
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _forwarded_response(self, query: Query, forwarded: Forwarded, limit: int) -> bytes:
+        try:
+            answer = await self._resolver.forwarded_answer(query, forwarded)
+        except Exception:  # no response of a server may stop the resolver
+            log.exception("forwarded DNS query failed", cluster=self._resolver.client)
+            answer = Answer(Code.SERVFAIL)
+        return encode_response(query, answer, limit)
+
+    # -- TCP
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        source = writer.get_extra_info("peername")
+        if source is None or len(self._connections) >= MAX_CONNECTIONS or not self._accepts(source[0]):
+            writer.close()
+            return
+        self._connections.add(writer)
+        self._group.create_task(self._serve(reader, writer), name=f"dns-tcp-{self._resolver.client}")
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the queries of a connection one after the other."""
+        try:
+            with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                while self._available():
+                    self._queries -= 1
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        length = int.from_bytes(await reader.readexactly(2), "big")
+                        if length > MAX_QUERY:
+                            return
+                        response = await self._tcp_response(await reader.readexactly(length))
+                        if response is None:
+                            return
+                        writer.write(len(response).to_bytes(2, "big") + response)
+                        await writer.drain()
+        finally:
+            self._connections.discard(writer)
+            writer.close()
+
+    async def _tcp_response(self, data: bytes) -> bytes | None:
+        query, response = self._own_response(data, MAX_TCP)
+        if query is None or not isinstance(response, Forwarded):
+            return response if isinstance(response, bytes) else None
+        return await self._forwarded_response(query, response, MAX_TCP)
+
+
+def udp_socket(family: int, address: Source) -> socket.socket:
+    """Return a socket that is bound to an address."""
+    found = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        found.setblocking(False)
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as the server for TCP does
+        found.bind(address)
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def send(channel: socket.socket, response: bytes, source: Source) -> None:
+    """Send a packet; one that cannot be sent now is lost, as in a network."""
+    with suppress(OSError):
+        channel.sendto(response, source)

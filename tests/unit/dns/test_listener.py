@@ -1,0 +1,304 @@
+"""Queries to the sockets of a resolver, and what it forwards to other servers."""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from tapestry.dns import listener as listeners
+from tapestry.dns.cluster_names import ClusterNames
+from tapestry.dns.forwarding import Forwarder, Server
+from tapestry.dns.listener import DnsListener
+from tapestry.dns.messages import (
+    HEADER,
+    TRUNCATED,
+    Answer,
+    Code,
+    Record,
+    Type,
+    encode_query,
+    encode_response,
+    parse_query,
+    parse_response,
+    wire_name,
+)
+from tapestry.dns.resolver import Resolver, Rules
+
+LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
+PRIVATE = ipaddress.ip_network("10.0.0.0/8")
+DOMAIN = "cluster.local"
+
+
+@dataclass
+class Upstream:
+    """A DNS server with fixed answers, which remembers its queries."""
+
+    answers: dict[str, list[str]] = field(default_factory=dict)
+    """Addresses by name."""
+    queries: list[bytes] = field(default_factory=list)
+    port: int = 0
+
+    def response(self, data: bytes, *, limit: int = 1232) -> bytes:
+        query = parse_query(data)
+        self.queries.append(query.name)
+        found = [
+            Record(query.name, Type.A, 60, ipaddress.ip_address(each).packed)
+            for name, addresses in self.answers.items()
+            if wire_name(name) == query.name and query.type == Type.A
+            for each in addresses
+        ]
+        return encode_response(query, Answer(Code.NOERROR if found else Code.NXDOMAIN, found), limit)
+
+    def names(self) -> set[str]:
+        return {each[1:-1].decode("ascii", "replace") for each in self.queries}
+
+
+class Protocol(asyncio.DatagramProtocol):
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, source: Any) -> None:
+        self.transport.sendto(HEADER.pack(1, 0x8000, 0, 0, 0, 0), source)  # a response to another query
+        self.transport.sendto(self.upstream.response(data), source)
+
+
+async def serve_tcp(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    length = int.from_bytes(await reader.readexactly(2), "big")
+    response = upstream.response(await reader.readexactly(length), limit=65535)
+    writer.write(len(response).to_bytes(2, "big") + response)
+    writer.close()
+
+
+@asynccontextmanager
+async def running_upstream(**answers: list[str]) -> AsyncIterator[Upstream]:
+    upstream = Upstream({name.replace("_", "."): addresses for name, addresses in answers.items()})
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(lambda: Protocol(upstream), local_addr=("127.0.0.1", 0))
+    upstream.port = transport.get_extra_info("sockname")[1]
+    async with await asyncio.start_server(lambda r, w: serve_tcp(upstream, r, w), "127.0.0.1", upstream.port):
+        yield upstream
+    transport.close()
+
+
+def cluster() -> ClusterNames:
+    names = ClusterNames(DOMAIN)
+    names.put_service("default", "web", service(clusterIP="10.96.0.7"))
+    names.put_service("default", "db", service(clusterIP="None"))
+    names.put_service("default", "out", service(type="ExternalName", externalName="example.com"))
+    names.put_service("default", "a", service(type="ExternalName", externalName=f"b.default.svc.{DOMAIN}"))
+    names.put_service("default", "b", service(type="ExternalName", externalName=f"a.default.svc.{DOMAIN}"))
+    endpoints = [{"addresses": [f"10.1.0.{number}"]} for number in range(200)]
+    names.put_slice("default", "db", "db", msgspec.json.encode({"addressType": "IPv4", "endpoints": endpoints}))
+    return names
+
+
+def service(**spec: Any) -> bytes:
+    return msgspec.json.encode({"spec": spec})
+
+
+@asynccontextmanager
+async def running(
+    upstream: Upstream | None = None, names: Callable[[], ClusterNames | None] | None = None, **rules: Any
+) -> AsyncIterator[DnsListener]:
+    """Run a listener for a cluster."""
+    servers = (Server("127.0.0.1", upstream.port),) if upstream is not None else ()
+    given = Rules(servers, **{"source_ranges": (LOOPBACK,), "refused_ranges": (PRIVATE,), **rules})
+    found = cluster()
+    async with asyncio.TaskGroup() as group:
+        listener = DnsListener(Resolver("blue", names or (lambda: found), lambda: given, Forwarder()), group)
+        await listener.start("127.0.0.1", 0)
+        try:
+            yield listener
+        finally:
+            await listener.stop()
+
+
+async def ask(port: int, name: str, type: int = Type.A) -> tuple[Code, list[str]]:
+    """Return the code and the addresses of the response over UDP."""
+    message = encode_query(7, wire_name(name), type)
+    answer, _ = parse_response(await sent(port, message), 7, parse_query(message).question)
+    return answer.code, [str(ipaddress.ip_address(each.data)) for each in answer.records if each.type == Type.A]
+
+
+async def sent(port: int, message: bytes, timeout: float = 5.0) -> bytes:
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+        channel.setblocking(False)
+        channel.connect(("127.0.0.1", port))
+        channel.send(message)
+        async with asyncio.timeout(timeout):
+            return await loop.sock_recv(channel, 65535)
+
+
+async def sent_over_tcp(port: int, *messages: bytes) -> list[bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    found = []
+    try:
+        for each in messages:
+            writer.write(len(each).to_bytes(2, "big") + each)
+            found.append(await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big")))
+    finally:
+        writer.close()
+    return found
+
+
+def code_of(response: bytes) -> int:
+    return HEADER.unpack_from(response)[1] & 0xF
+
+
+async def test_cluster_names_are_answered_and_never_forwarded() -> None:
+    async with running_upstream() as upstream, running(upstream) as listener:
+        for _ in range(2):  # the second response is a kept one
+            assert await ask(listener.port, f"web.default.svc.{DOMAIN}") == (Code.NOERROR, ["10.96.0.7"])
+        assert await ask(listener.port, f"missing.default.svc.{DOMAIN}") == (Code.NXDOMAIN, [])
+        assert await ask(listener.port, f"web.default.svc.{DOMAIN}", Type.TXT) == (Code.NOERROR, [])
+        assert await ask(listener.port, f"a.default.svc.{DOMAIN}") == (Code.SERVFAIL, [])
+        assert upstream.queries == []
+
+
+async def test_kept_responses_follow_changes() -> None:
+    names = cluster()
+    async with running(names=lambda: names) as listener:
+        await ask(listener.port, f"web.default.svc.{DOMAIN}")
+        names.put_service("default", "web", service(clusterIP="10.96.0.8"))
+        assert await ask(listener.port, f"web.default.svc.{DOMAIN}") == (Code.NOERROR, ["10.96.0.8"])
+
+
+async def test_other_names_are_forwarded_and_cached() -> None:
+    async with running_upstream(example_com=["192.0.2.7"]) as upstream, running(upstream) as listener:
+        for _ in range(2):
+            assert await ask(listener.port, "Example.com") == (Code.NOERROR, ["192.0.2.7"])
+        assert len(upstream.queries) == 1
+        assert await ask(listener.port, f"out.default.svc.{DOMAIN}") == (Code.NOERROR, ["192.0.2.7"])
+        assert await ask(listener.port, "missing.example.com") == (Code.NXDOMAIN, [])
+
+
+async def test_large_answers_are_complete_over_tcp() -> None:
+    many = [f"192.0.2.{number}" for number in range(200)]
+    async with running_upstream(example_com=many) as upstream, running(upstream) as listener:
+        for name in ("example.com", f"db.default.svc.{DOMAIN}"):
+            message = encode_query(7, wire_name(name), Type.A)
+            response = await sent(listener.port, message)
+            assert len(response) <= 1232
+            assert HEADER.unpack_from(response)[1] & TRUNCATED
+            (response,) = await sent_over_tcp(listener.port, message)
+            assert HEADER.unpack_from(response)[3] == 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("intranet", "secret.host.internal", "10.in-addr.arpa", "7.0.96.10.in-addr.arpa", "9.0.96.10.in-addr.arpa"),
+        f"{'0.' * 32}ip6.arpa",
+    ],
+)
+async def test_names_of_private_networks_are_not_forwarded(name: str) -> None:
+    refused = (wire_name("host.internal"),)
+    async with running_upstream() as upstream, running(upstream, refused_domains=refused) as listener:
+        await ask(listener.port, name, Type.PTR)
+        await ask(listener.port, name)
+        assert upstream.queries == []
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "10.255.0.1"])
+async def test_private_addresses_of_other_servers_are_not_returned(address: str) -> None:
+    async with running_upstream(evil_example=["192.0.2.1", address]) as upstream, running(upstream) as listener:
+        assert await ask(listener.port, "evil.example") == (Code.NOERROR, [])
+
+
+async def test_queries_of_other_networks_get_no_answer() -> None:
+    async with running(source_ranges=(PRIVATE,)) as listener:
+        with pytest.raises(TimeoutError):
+            await sent(listener.port, encode_query(7, wire_name(f"web.default.svc.{DOMAIN}"), Type.A), 0.1)
+        with pytest.raises(asyncio.IncompleteReadError):
+            await sent_over_tcp(listener.port, encode_query(7, wire_name("a"), Type.A))
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (HEADER.pack(1, 0, 1, 0, 0, 0), Code.FORMERR),
+        (HEADER.pack(1, 0x2800, 0, 0, 0, 0), Code.NOTIMP),
+        (encode_query(1, wire_name("example.com"), Type.ANY), Code.REFUSED),
+        (encode_query(1, wire_name("example.com"), 252), Code.REFUSED),
+        (encode_query(1, wire_name("cluster.local"), Type.ANY), Code.REFUSED),
+    ],
+)
+async def test_bad_queries_get_short_errors(message: bytes, code: Code) -> None:
+    async with running() as listener:
+        for response in (await sent(listener.port, message), *await sent_over_tcp(listener.port, message)):
+            assert code_of(response) == code
+            assert len(response) <= len(message)
+
+
+async def test_cluster_whose_names_are_unknown_gets_an_error() -> None:
+    async with running(names=lambda: None) as listener:
+        assert await ask(listener.port, f"web.default.svc.{DOMAIN}") == (Code.SERVFAIL, [])
+
+
+async def test_object_that_cannot_be_read_fails_one_query() -> None:
+    names = cluster()
+    names.put_service("default", "bad", b"{")
+    async with running(names=lambda: names) as listener:
+        assert await ask(listener.port, f"bad.default.svc.{DOMAIN}") == (Code.SERVFAIL, [])
+        assert (await ask(listener.port, f"web.default.svc.{DOMAIN}"))[0] == Code.NOERROR
+
+
+async def test_flood_is_limited_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "QUERIES_PER_SECOND", 50.0)
+    monkeypatch.setattr(listeners, "BURST", 20.0)
+    async with running() as listener:
+        message = encode_query(7, wire_name(f"web.default.svc.{DOMAIN}"), Type.A)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+            channel.setblocking(False)
+            channel.connect(("127.0.0.1", listener.port))
+            for _ in range(100):
+                channel.send(message)
+            loop, count = asyncio.get_running_loop(), 0
+            async with asyncio.timeout(10):
+                started = loop.time()
+                while count < 40:
+                    await loop.sock_recv(channel, 1000)
+                    count += 1
+            assert loop.time() - started > 0.1
+
+
+async def test_equal_queries_are_forwarded_once() -> None:
+    async with running_upstream(example_com=["192.0.2.7"]) as upstream:
+        forwarder, servers = Forwarder(), (Server("127.0.0.1", upstream.port),)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(forwarder.answer(client, servers, wire_name("example.com"), Type.A))
+                for client in ("blue", "blue", "green")
+            ]
+        assert [len(each.result().records) for each in tasks] == [1, 1, 1]
+        assert len(upstream.queries) == 2
+
+
+async def test_second_server_is_asked_when_the_first_fails() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
+        unused.bind(("127.0.0.1", 0))
+        closed = unused.getsockname()[1]
+    async with running_upstream(example_com=["192.0.2.7"]) as upstream:
+        servers = (Server("127.0.0.1", closed), Server("127.0.0.1", upstream.port))
+        answer = await Forwarder().answer("blue", servers, wire_name("example.com"), Type.A)
+        assert answer.code == Code.NOERROR
+
+
+async def test_cached_answer_grows_old() -> None:
+    times = iter([0.0, 59.5, 60.0, 60.0])
+    async with running_upstream(example_com=["192.0.2.7"]) as upstream:
+        forwarder, servers = Forwarder(lambda: next(times)), (Server("127.0.0.1", upstream.port),)
+        for ttl in (60, 1, 60):
+            answer = await forwarder.answer("blue", servers, wire_name("example.com"), Type.A)
+            assert answer.records[0].ttl == ttl
+        assert len(upstream.queries) == 2
