@@ -79,6 +79,17 @@ class HostClusterSpec(ApiStruct):
     dns_address: Annotated[
         Address, Meta(description="IP address at which pods reach its DNS resolver. Empty: the same address.")
     ] = ""
+    dns_upstreams: Annotated[
+        tuple[
+            Annotated[str, Meta(max_length=54, pattern=r"^([0-9.]+|[0-9a-fA-F:]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?$")],
+            ...,
+        ],
+        Meta(
+            max_length=3,
+            description="DNS servers of names outside of planes, as ADDRESS or ADDRESS:PORT. Empty: those of the"
+            " process.",
+        ),
+    ] = ()
     private_ranges: Annotated[
         tuple[Annotated[str, Meta(max_length=49, pattern="^[0-9a-fA-F:.]+(/[0-9]{1,3})?$")], ...],
         Meta(

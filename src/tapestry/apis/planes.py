@@ -94,6 +94,8 @@ class PlaneStatus(ApiStruct):
     address: Annotated[str, Meta(description="URL of the plane's API.")] | None = None
     port: Annotated[int, Meta(description="Port of its own, if its process has a range of ports.")] | None = None
     port_message: Annotated[str, Meta(description="Reason why nothing listens on a port of its own.")] | None = None
+    dns_port: Annotated[int, Meta(description="Port of the DNS resolver for the pods of the plane.")] | None = None
+    dns_port_message: Annotated[str, Meta(description="Reason why no DNS resolver listens.")] | None = None
     holder: Annotated[str, Meta(description="Process that holds the plane.")] | None = None
     epoch: Annotated[int, Meta(description="Number of times that a process has taken the plane.")] | None = None
     revision: (

@@ -73,6 +73,10 @@ RUN_FLAGS: Flags = {
     "--name": ("name", "Name of this process among those that share the management API. [default: the host name]"),
     "--bind-address": ("address", "Address to serve HTTPS on. [default: 127.0.0.1:6444]"),
     "--port-range": ("portRange", "Ports for single planes, as FIRST-LAST. Each plane gets one. [default: none]"),
+    "--dns-port-range": (
+        "dnsPortRange",
+        "Ports of DNS resolvers for pods in host clusters, as FIRST-LAST. Each tenant gets one. [default: none]",
+    ),
     "--domain": ("domain", "Domain of the planes: a plane is ID.planes.DOMAIN. [default: tapestry.local]"),
     "--server-name": ("serverNames", "Host name or address for the serving certificates. Repeatable."),
     "--backend": ("backend", "Storage of the management API: file or etcd. [default: file]"),

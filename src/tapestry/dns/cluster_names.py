@@ -131,6 +131,10 @@ class ClusterNames:
         if self._reverse is not None:
             self._reverse.put(("EndpointSlice", namespace, name), self._names_of_slice(namespace, name))
 
+    def allow_external_names(self, allowed: bool) -> None:
+        self.allows_external_names = allowed
+        self._changed()
+
     def _changed(self) -> None:
         self._answers.clear()
         self.version += 1

@@ -115,7 +115,7 @@ async def run_planes(
             address = parse_address(config.address)
             assert address is not None  # checked by the configuration
             http_server = await listener.listen(address.host, address.port)
-            ports = PlanePorts(listener, address.host, config.own_ports)
+            ports = PlanePorts(listener.listen, address.host, config.own_ports)
             endpoints = Endpoints(config, names, http_server.addresses[0][1], plane_set, ports)
             keys = PlaneKeys(plane_set, plane_tls.plane_context, now)
             routes = [kubeconfig_route(endpoints.endpoint, keys), *credential_routes(keys)]
@@ -205,7 +205,11 @@ async def run_controller(process: PlaneProcess, group_key: GroupKey | None) -> A
             each, config, process.plane_set, endpoints.url, process.processes, group_key
         ),
     )
-    manager.register("plane-ports", lambda each: plane_ports.install(each, config.name, endpoints.ports))
+
+    def install_ports(each: Manager) -> None:
+        plane_ports.install(each, "plane-ports", config.name, endpoints.ports)
+
+    manager.register("plane-ports", install_ports)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(manager.run(), name="planes")
         try:

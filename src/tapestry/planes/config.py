@@ -35,6 +35,9 @@ class PlanesConfig(Section, frozen=True):
     """Additional host names and addresses for the serving certificates."""
     port_range: str = ""
     """Ports that planes get for themselves, as FIRST-LAST, on the host of the address. By default, they get none."""
+    dns_port_range: str = ""
+    """Ports of the DNS resolvers of planes whose pods run in host clusters, as FIRST-LAST, on the host of the address.
+    By default, these pods have no names of the plane."""
     backend: Literal["file", "etcd"] = "file"
     """Storage of the management API: a file of this process, or etcd, which several processes share."""
     etcd: Etcd = Etcd(prefix="/tapestry")
@@ -57,6 +60,9 @@ class PlanesConfig(Section, frozen=True):
             raise ValueError("address: planes need an address to listen on")
         if address.port in self.own_ports:
             raise ValueError(f"portRange: {self.port_range} contains port {address.port} of all planes; exclude it")
+        dns_ports = self.dns_ports
+        if address.port in dns_ports or set(dns_ports) & set(self.own_ports):
+            raise ValueError(f"dnsPortRange: {self.dns_port_range} contains ports of APIs; use other ports")
         if (error := dns_subdomain_error(self.domain)) is not None:
             raise ValueError(f"domain: {self.domain!r} {error}")
         if self.name and (error := dns_subdomain_error(self.name)) is not None:
@@ -67,7 +73,12 @@ class PlanesConfig(Section, frozen=True):
     @property
     def own_ports(self) -> range:
         """Ports for single planes. Raises ValueError if the range is malformed."""
-        return parse_port_range(self.port_range) if self.port_range else range(0)
+        return parse_port_range(self.port_range, "portRange")
+
+    @property
+    def dns_ports(self) -> range:
+        """Ports for DNS resolvers. Raises ValueError if the range is malformed."""
+        return parse_port_range(self.dns_port_range, "dnsPortRange")
 
     @property
     def folder(self) -> Path:
@@ -99,10 +110,13 @@ class PlanesConfig(Section, frozen=True):
         return Path(self.group_key) if self.group_key else self.folder / "group.key"
 
 
-def parse_port_range(text: str) -> range:
+def parse_port_range(text: str, field: str) -> range:
+    """Return the ports of a range; none if it is empty. Raise ValueError with the name of the field."""
+    if not text:
+        return range(0)
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= MAX_PORT):
-        raise ValueError(f"portRange: {text!r} is not FIRST-LAST with ports from 1 to {MAX_PORT}, as 7000-7999")
+        raise ValueError(f"{field}: {text!r} is not FIRST-LAST with ports from 1 to {MAX_PORT}, as 7000-7999")
     return range(int(first), int(last) + 1)
 
 

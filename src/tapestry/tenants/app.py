@@ -1,7 +1,7 @@
 """Tenants in a process of planes: connections to host clusters, and a syncer beside the plane of each tenant."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +17,21 @@ from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.informer_views import PartViews, WholeViews
 from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.dns.resolver_config import read_resolver_config
 from tapestry.kube.objects import Object, name_of, uid_of, value_at
+from tapestry.planes import plane_ports
 from tapestry.planes.app import PlaneProcess, client_of
 from tapestry.planes.management import apply_definition, create_namespace, process_identity
-from tapestry.planes.open_plane import SyncerRule
+from tapestry.planes.open_plane import OpenPlane, SyncerRule
+from tapestry.planes.plane_ports import PlanePorts
+from tapestry.planes.plane_set import PlaneEntry
 from tapestry.syncer.cache_transforms import with_changed_at
 from tapestry.tenants import host_clusters, leftovers, tenant_controller
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
 from tapestry.tenants.host_connection import Connect
 from tapestry.tenants.plane_deletion import obstacle_to_deletion
 from tapestry.tenants.tenant_controller import oldest, plane_of
+from tapestry.tenants.tenant_dns import DNS_PORTS, TenantDns
 from tapestry.tenants.tenant_preparation import Preparation
 from tapestry.tenants.tenant_runner import TenantRunner
 from tapestry.tenants.tenant_set import TenantSet
@@ -48,10 +53,14 @@ async def run_tenants(process: PlaneProcess, connect: Connect = HttpTransport) -
     await prepare_management_api(client_of(process.management))
     manager, tenants = tenants_manager(process), TenantSet()
     async with asyncio.TaskGroup() as group:
-        clusters = HostClusters(group, connect)
+        clusters, dns = HostClusters(group, connect), tenant_dns(manager, process, group)
+        ports = PlanePorts(dns.listen, process.endpoints.ports.host, process.config.dns_ports, DNS_PORTS)
         synced = asyncio.Event()
         manager.after_sync(synced.set)
-        manager.register("tenants", partial(install, process=process, clusters=clusters, tenants=tenants))
+        manager.register(
+            "tenants",
+            partial(install, process=process, clusters=clusters, tenants=tenants, dns=dns, dns_ports=ports),
+        )
         running = group.create_task(manager.run(), name="tenants")
         try:
             await synced.wait()
@@ -59,6 +68,7 @@ async def run_tenants(process: PlaneProcess, connect: Connect = HttpTransport) -
         finally:
             manager.stop()
             await asyncio.wait([running])
+            await ports.close_all()
             await clusters.close()
 
 
@@ -81,7 +91,26 @@ def tenants_manager(process: PlaneProcess) -> Manager:
     )
 
 
-def install(manager: Manager, process: PlaneProcess, clusters: HostClusters, tenants: TenantSet) -> None:
+def tenant_dns(manager: Manager, process: PlaneProcess, group: asyncio.TaskGroup) -> TenantDns:
+    """Return the resolvers of planes, with the settings of the management API and of this machine."""
+    bindings = manager.informer(CLUSTER_BINDINGS)
+    return TenantDns(
+        process.plane_set,
+        manager.informer(HOST_CLUSTERS),
+        lambda id: oldest(bindings.store.by("plane", id)),
+        read_resolver_config(),
+        group,
+    )
+
+
+def install(
+    manager: Manager,
+    process: PlaneProcess,
+    clusters: HostClusters,
+    tenants: TenantSet,
+    dns: TenantDns,
+    dns_ports: PlanePorts,
+) -> None:
     """Add the controllers of host clusters and of tenants, and run syncers beside planes from now on."""
     plane_set, endpoints = process.plane_set, process.endpoints
     bindings, planes = manager.informer(CLUSTER_BINDINGS), manager.informer(PLANES)
@@ -93,7 +122,7 @@ def install(manager: Manager, process: PlaneProcess, clusters: HostClusters, ten
         exists = any(plane_id(each) == id for each in planes.store.list())
         return not exists and process.processes.is_candidate(id)
 
-    preparation = Preparation(endpoints.ports.port_of, lambda _: None, process.tls.set_extra_names)
+    preparation = Preparation(endpoints.ports.port_of, dns_ports.port_of, process.tls.set_extra_names)
     host_clusters.install(manager, clusters, process.processes.is_candidate)
     leftovers.install(manager, clusters, process.processes.is_candidate)
     recheck = tenant_controller.install(manager, clusters, tenants, preparation, is_responsible)
@@ -113,9 +142,34 @@ def install(manager: Manager, process: PlaneProcess, clusters: HostClusters, ten
         plane_set.restrict_to_syncer(plane_of(binding), rule)
 
     bindings.on_change(restrict_plane)
-    plane_set.run_with_planes(TenantRunner(tenants, management, partial(wire, tenants), manager.now).run_beside)
+    runner = TenantRunner(tenants, management, partial(wire, tenants), manager.now)
+
+    async def run_beside(entry: PlaneEntry, plane: OpenPlane) -> None:
+        try:
+            await runner.run_beside(entry, plane)
+        finally:
+            if dns_ports.port_of(entry.id) is not None:
+                dns.keep_names(plane)
+
+    plane_set.run_with_planes(run_beside)
     plane_set.on_change(lambda entry: recheck(entry.id))
     plane_set.obstacle_to_deletion = partial(obstacle_to_deletion, manager.client)
+    install_dns_ports(manager, process, dns_ports, dns)
+
+
+def install_dns_ports(manager: Manager, process: PlaneProcess, ports: PlanePorts, dns: TenantDns) -> None:
+    """Give each plane with a tenant a port of the DNS resolver."""
+    bindings, planes = manager.informer(CLUSTER_BINDINGS), manager.informer(PLANES)
+
+    def is_needed(id: str) -> bool:
+        return dns.tenant_of(id) is not None
+
+    def planes_of(binding: Object) -> Iterator[str]:
+        wanted = plane_of(binding) if is_tenant(binding) else ""
+        return (name_of(each) for each in planes.store.list() if plane_id(each) == wanted)
+
+    controller = plane_ports.install(manager, "dns-ports", process.config.name, ports, is_needed)
+    controller.watch(bindings, planes_of)
 
 
 def placement_of(binding: Object) -> str:

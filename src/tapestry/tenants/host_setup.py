@@ -17,7 +17,7 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.client.client import Client
 from tapestry.kube.errors import AlreadyExists, Forbidden, Invalid
-from tapestry.kube.objects import Object, is_deleting, name_of, value_at
+from tapestry.kube.objects import Object, is_deleting, name_of, value_at, without_field
 from tapestry.kube.patches import exact_map_patch
 from tapestry.kube.resources import (
     ENDPOINT_SLICES,
@@ -109,10 +109,27 @@ async def apply_object(
     if current is not None and must_be_replaced(resource, current, desired):
         await client.delete_if_exists(resource, current)
         current = None
+    if resource is SERVICES and current is not None:
+        desired = without_address(desired)
     try:
-        await client.converge(resource, current, with_exact_maps(resource, current, desired))
+        await converge_with_address(client, resource, current, with_exact_maps(resource, current, desired))
     except (Forbidden, Invalid, AlreadyExists) as error:
         raise HostSetupError(f"{resource.kind} {namespace}/{name} of the host cluster: {error.message}") from error
+
+
+async def converge_with_address(client: Client, resource: Resource, current: Object | None, desired: Object) -> None:
+    """Create or update an object. A Service whose address the host cluster cannot give gets another one."""
+    try:
+        await client.converge(resource, current, desired)
+    except Invalid:
+        if resource is not SERVICES or value_at(desired, "spec", "clusterIP") is None:
+            raise
+        await client.converge(resource, current, without_address(desired))
+
+
+def without_address(service: Object) -> Object:
+    """Return a Service without an address of its choice. An existing one keeps its address, which pods use."""
+    return {**service, "spec": without_field(service["spec"], "clusterIP")}
 
 
 def must_be_replaced(resource: Resource, current: Object, desired: Object) -> bool:
@@ -121,8 +138,7 @@ def must_be_replaced(resource: Resource, current: Object, desired: Object) -> bo
         return bool(current.get("roleRef") != desired["roleRef"])
     if resource is ENDPOINT_SLICES:
         return bool(current.get("addressType") != desired["addressType"])
-    wanted = value_at(desired, "spec", "clusterIP")
-    return wanted is not None and value_at(current, "spec", "clusterIP") != wanted
+    return False
 
 
 def with_exact_maps(resource: Resource, current: Object | None, desired: Object) -> Object:

@@ -11,6 +11,7 @@ from tapestry.controller import ObjectCache
 from tapestry.kube.conditions import new_condition
 from tapestry.kube.objects import Object, labels_of, name_of
 from tapestry.tenants.api_service import API_CONDITION
+from tapestry.tenants.dns_service import DNS_CONDITION
 
 SERVICES_CONDITION = "ServicesSynced"
 HOST_HAS_LEASED_NODES = "HostHasLeasedNodes"
@@ -19,6 +20,10 @@ MESSAGE = "the host cluster leases its nodes from other clusters, in whose netwo
 
 def is_leased(node: Object) -> bool:
     return labels_of(node).get(keys.NODE_TYPE) == keys.NODE_TYPE_VIRTUAL
+
+
+def has_leased_nodes(nodes: ObjectCache) -> bool:
+    return any(is_leased(each) for each in nodes.store.list())
 
 
 class LeasedNodes:
@@ -58,7 +63,8 @@ def services_condition(leased_nodes: LeasedNodes) -> Object:
 def network_conditions(leased_nodes: LeasedNodes) -> list[Object]:
     """Return the conditions of a tenant's binding about what its pods reach.
 
-    Pods on leased nodes do not reach the API of their plane either, because it is behind a Service.
+    Pods on leased nodes reach neither the API of their plane nor its DNS, because these are behind Services.
     """
-    unreachable = [new_condition(API_CONDITION, False, HOST_HAS_LEASED_NODES, MESSAGE)] if leased_nodes else []
+    types = (API_CONDITION, DNS_CONDITION) if leased_nodes else ()
+    unreachable = [new_condition(each, False, HOST_HAS_LEASED_NODES, MESSAGE) for each in types]
     return [services_condition(leased_nodes), *unreachable]

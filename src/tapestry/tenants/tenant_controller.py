@@ -21,6 +21,7 @@ from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, 
 from tapestry.kube.patches import exact_map_patch
 from tapestry.process.logs import logger
 from tapestry.tenants.api_service import api_condition
+from tapestry.tenants.dns_service import dns_condition
 from tapestry.tenants.host_clusters import Host, HostClusters
 from tapestry.tenants.host_objects import TenantSpecError
 from tapestry.tenants.host_setup import HostSetupError
@@ -80,7 +81,7 @@ class TenantReconciler:
             return None  # the next pass sees the change
         try:
             host = self._checked_host(obj, plane)
-            api = await self._prepare(obj, host)
+            own = await self._prepare(obj, host)
         except TenantRejected as error:
             await self.tenants.remove(plane, uid_of(obj))
             await self._write(obj, error.phase, new_condition(READY, False, error.reason, str(error)))
@@ -96,7 +97,7 @@ class TenantReconciler:
             await self._write(obj, phase, new_condition(READY, False, "HostUnreachable", str(error)))
             raise
         report = self.tenants.report(plane) or {}
-        conditions = {each["type"]: each for each in (api, *report.get("conditions", ()))}
+        conditions = {each["type"]: each for each in (*own, *report.get("conditions", ()))}
         report = {**report, "conditions": list(conditions.values())}
         await self._write(obj, READY, new_condition(READY, True, READY), report)
         return Result(requeue_after=RECHECK_SECONDS)
@@ -122,8 +123,8 @@ class TenantReconciler:
             raise TenantRejected("HostNotConnected", message, PENDING)
         return host
 
-    async def _prepare(self, obj: Object, host: Host) -> Object:
-        """Prepare the host cluster, let the syncer run, and return the condition about the API of the plane.
+    async def _prepare(self, obj: Object, host: Host) -> list[Object]:
+        """Prepare the host cluster, let the syncer run, and return the conditions about the API and the DNS.
 
         Raises errors of the host cluster and of the spec.
         """
@@ -147,7 +148,10 @@ class TenantReconciler:
             )
         )
         name, offered = host.connection.name, binding.host.api_address if binding.host is not None else ""
-        return api_condition(name, offered, prepared.api_port, prepared.api_address)
+        return [
+            api_condition(name, offered, prepared.api_port, prepared.api_address),
+            dns_condition(binding, name, prepared.dns_port, prepared.dns_address),
+        ]
 
     def _binding(self, obj: Object) -> Binding:
         """Return the binding with what its HostCluster offers. Raises InvalidSpec."""
@@ -288,8 +292,11 @@ def install(
 
 
 def is_plane_changed(old: Object | None, new: Object | None) -> bool:
-    """Return whether the spec of a plane, its deletion or its own port changed."""
-    return generation_changed(old, new) or value_at(old, "status", "port") != value_at(new, "status", "port")
+    """Return whether the spec of a plane, its deletion or one of its own ports changed."""
+    fields = ("port", "dnsPort")
+    return generation_changed(old, new) or any(
+        value_at(old, "status", each) != value_at(new, "status", each) for each in fields
+    )
 
 
 def planes_of(binding: Object) -> list[str]:

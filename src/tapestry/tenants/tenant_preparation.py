@@ -21,6 +21,7 @@ from tapestry.tenants.host_objects import (
 )
 from tapestry.tenants.host_setup import apply_tenant, host_facts
 from tapestry.tenants.host_tokens import TenantToken, tenant_access
+from tapestry.tenants.leased_nodes import has_leased_nodes
 from tapestry.tenants.network_rules import Destinations
 
 RECHECK_SECONDS = 600.0
@@ -41,7 +42,10 @@ class Prepared:
     """The plane's own port in this process; None if it has none."""
     api_address: str
     """Address of the Service that leads to that port; empty if there is none."""
+    dns_port: int | None
+    """Port of the DNS resolver for the plane; None if there is none, or pods do not reach it."""
     dns_address: str
+    """Address of the Service that leads to the resolver; empty if there is none."""
     destinations: Destinations
     priority_classes: tuple[str, ...]
     """Classes for the priorities of its pods; empty if all have the same."""
@@ -75,7 +79,8 @@ class Preparation:
         """
         plane = binding.spec.virtual_cluster
         assert plane is not None
-        facts = replace(await self._host_facts(host), api_port=self.api_port(plane), dns_port=self.dns_port(plane))
+        dns_port = self.dns_port(plane) if not has_leased_nodes(host.connection.nodes.source) else None
+        facts = replace(await self._host_facts(host), api_port=self.api_port(plane), dns_port=dns_port)
         inputs, last, now = (binding, facts, host.identity), self._last.get(plane), self.monotonic()
         if last is not None and last.inputs == inputs and now - last.time < RECHECK_SECONDS:
             return last.prepared
@@ -87,6 +92,7 @@ class Preparation:
             last.prepared.access if is_same and last is not None else self._access(host, namespace),
             facts.api_port,
             await service_address(client, binding, API_SERVICE),
+            facts.dns_port,
             await service_address(client, binding, DNS_SERVICE),
             destinations(binding, facts),
             priority_classes(binding, facts),

@@ -203,6 +203,8 @@ async def test_missing_data_folder_is_explained(tmp_path: Path) -> None:
         (("--egress-allowed-cidrs", "all"), "egressAllowedCidrs"),
         (("--port-range", "7000"), "portRange"),
         (("--port-range", "6000-7000", "--bind-address", "127.0.0.1:6444"), "portRange"),
+        (("--dns-port-range", "7000"), "dnsPortRange"),
+        (("--dns-port-range", "7000-7100", "--port-range", "7100-7200"), "dnsPortRange"),
     ],
 )
 async def test_run_explains_invalid_settings(tmp_path: Path, options: tuple[str, ...], message: str) -> None:

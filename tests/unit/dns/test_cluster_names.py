@@ -125,7 +125,7 @@ def test_name_does_not_exist(names: ClusterNames, name: str) -> None:
 
 
 def test_external_name_may_be_forbidden(names: ClusterNames) -> None:
-    names.allows_external_names = False
+    names.allow_external_names(False)
     assert names.answer(wire_name("outside.shop.svc.cluster.local"), Type.A).code == Code.NXDOMAIN
 
 
