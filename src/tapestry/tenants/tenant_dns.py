@@ -25,7 +25,7 @@ from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.planes.plane_ports import PortUse
 from tapestry.planes.plane_set import PlaneSet
-from tapestry.syncer.translate.pods import CLUSTER_DOMAIN
+from tapestry.syncer.translate.pod_dns import CLUSTER_DOMAIN
 from tapestry.syncer.translate.services import SERVICE_NAME
 from tapestry.tenants.network_rules import PRIVATE, Destinations, forbidden_ranges, parsed_ranges
 

@@ -50,4 +50,5 @@ def test_leased_nodes_do_not_reach_the_api() -> None:
     assert [(each["type"], each["status"]) for each in network_conditions(leased)] == [
         ("ServicesSynced", "False"),
         ("ApiAvailable", "False"),
+        ("DNSAvailable", "False"),
     ]

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from itertools import accumulate
 from typing import Any
 
 from tapestry.apis import keys
@@ -28,6 +27,7 @@ from tapestry.syncer.translate.metadata import (
     with_applied_metadata,
     workload_metadata,
 )
+from tapestry.syncer.translate.pod_dns import CLUSTER_DOMAIN, dns_settings
 from tapestry.syncer.translate.references import (
     VIRTUAL_FIELDS,
     Rename,
@@ -48,17 +48,12 @@ COPIED_FIELDS = frozenset(
 """Spec fields that are copied unchanged. Some of the others are rewritten; unknown fields are not copied."""
 COUNTED = ("cpu", "memory")
 """Resources for which a ResourceQuota may require a request."""
-CLUSTER_DOMAIN = "cluster.local"
 ENDPOINT = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::([0-9]*))?")
 """`host:port`, where an IPv6 address is in brackets and the port is optional."""
 HOST_SCHEDULED_FIELDS = {field: path for field, path in VIRTUAL_FIELDS.items() if field != "spec.nodeName"}
 """Downward API fields that differ on a twin whose node has the same name in both clusters."""
 Placement = str | HostPlacement
 """The physical node of a twin, or the nodes from which the scheduler of the host cluster chooses one."""
-MAX_NAMESERVERS = 3
-MAX_SEARCHES = 32
-MAX_SEARCHES_LENGTH = 2048
-"""Limits of an API server for DNS settings; the last one is in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,21 +261,13 @@ def placement(binding: Binding, node: str) -> Object:
 
 def name_resolution(pod: Object, binding: Binding, aliases: Iterable[HostAlias]) -> Object:
     """Return the DNS settings and host aliases that resolve names of the virtual cluster."""
-    spec, endpoints = pod["spec"], binding.spec.virtual_endpoints
+    spec = pod["spec"]
     all_aliases = [*api_alias(binding, namespace_of(pod) or ""), *aliases]
     entries = [{"ip": alias.ip, "hostnames": list(alias.names)} for alias in all_aliases]
     result: dict[str, Any] = {}
     if entries or spec.get("hostAliases"):
         result["hostAliases"] = [*(spec.get("hostAliases") or ()), *entries]
-    if endpoints.dns and uses_cluster_dns(spec):
-        result |= {"dnsPolicy": "None", "dnsConfig": dns_config(pod, endpoints.dns)}
-    return result
-
-
-def uses_cluster_dns(spec: Object) -> bool:
-    """Return whether a kubelet would configure the pod to use the DNS server of its cluster."""
-    policy = spec.get("dnsPolicy") or "ClusterFirst"
-    return policy == "ClusterFirstWithHostNet" or (policy == "ClusterFirst" and not spec.get("hostNetwork"))
+    return {**result, **dns_settings(pod, binding)}
 
 
 def api_alias(binding: Binding, namespace: str) -> list[HostAlias]:
@@ -301,30 +288,6 @@ def service_names(name: str, namespace: str) -> tuple[str, ...]:
         f"{name}.{namespace}.svc",
         f"{name}.{namespace}.svc.{CLUSTER_DOMAIN}",
     )
-
-
-def dns_config(pod: Object, server: str) -> Object:
-    """Return the DNS settings of a kubelet of the virtual cluster, followed by those of the pod."""
-    own = pod["spec"].get("dnsConfig") or {}
-    searches = [f"{namespace_of(pod)}.svc.{CLUSTER_DOMAIN}", f"svc.{CLUSTER_DOMAIN}", CLUSTER_DOMAIN]
-    options: list[Object] = own.get("options") or []
-    if not any(each.get("name") == "ndots" for each in options):
-        options = [{"name": "ndots", "value": "5"}, *options]
-    return {
-        "nameservers": unique([server, *(own.get("nameservers") or ())])[:MAX_NAMESERVERS],
-        "searches": searches_within_limit(unique([*searches, *(own.get("searches") or ())])[:MAX_SEARCHES]),
-        "options": options,
-    }
-
-
-def unique(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))
-
-
-def searches_within_limit(searches: list[str]) -> list[str]:
-    """Return as many of the search domains as an API server accepts."""
-    lengths = accumulate(len(each) + 1 for each in searches)  # separated by spaces
-    return [each for each, length in zip(searches, lengths, strict=True) if length - 1 <= MAX_SEARCHES_LENGTH]
 
 
 # -- Changes of an existing pod.

@@ -28,7 +28,6 @@ from tapestry.syncer.translate.pods import (
     hostname_of,
     new_twin,
     resize_patch,
-    searches_within_limit,
     twin_patch,
     untranslatable_fields,
 )
@@ -129,14 +128,6 @@ def test_every_pod_name_gives_a_hostname(name: str) -> None:
 )
 def test_endpoint_is_split_into_host_and_port(endpoint: str, host: str, port: str) -> None:
     assert host_and_port(endpoint) == (host, port)
-
-
-def test_too_long_search_domains_are_dropped() -> None:
-    domains = [f"{letter * 200}.example.com" for letter in "abcdefghijkl"]
-    assert searches_within_limit(domains) == domains[:9]
-    assert len(" ".join(searches_within_limit(domains))) <= 2048
-    assert searches_within_limit(["x" * 2048]) == ["x" * 2048]
-    assert searches_within_limit(["x" * 2049]) == []
 
 
 # -- excluded pods
