@@ -21,7 +21,7 @@ Range = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True)
 class Rules:
-    """What a resolver forwards, and which answers it returns."""
+    """Rules of a resolver: what it forwards, and which answers it returns."""
 
     servers: tuple[Server, ...] = ()
     """Servers to which names outside of the cluster are forwarded."""

@@ -29,6 +29,7 @@ from tapestry.dns.messages import (
     wire_name,
 )
 from tapestry.dns.resolver import Resolver, Rules
+from tapestry.local.kubernetes import free_ports
 
 LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 PRIVATE = ipaddress.ip_network("10.0.0.0/8")
@@ -82,11 +83,16 @@ async def serve_tcp(upstream: Upstream, reader: asyncio.StreamReader, writer: as
 async def running_upstream(**answers: list[str]) -> AsyncIterator[Upstream]:
     upstream = Upstream({name.replace("_", "."): addresses for name, addresses in answers.items()})
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.create_datagram_endpoint(lambda: Protocol(upstream), local_addr=("127.0.0.1", 0))
-    upstream.port = transport.get_extra_info("sockname")[1]
-    async with await asyncio.start_server(lambda r, w: serve_tcp(upstream, r, w), "127.0.0.1", upstream.port):
-        yield upstream
-    transport.close()
+    (upstream.port,) = free_ports(1)
+    transport, _ = await loop.create_datagram_endpoint(
+        lambda: Protocol(upstream), local_addr=("127.0.0.1", upstream.port)
+    )
+    try:
+        async with await asyncio.start_server(lambda r, w: serve_tcp(upstream, r, w), "127.0.0.1", upstream.port):
+            yield upstream
+    finally:
+        transport.close()
+        await asyncio.sleep(0)  # until it is closed
 
 
 def cluster() -> ClusterNames:
@@ -115,7 +121,7 @@ async def running(
     found = cluster()
     async with asyncio.TaskGroup() as group:
         listener = DnsListener(Resolver("blue", names or (lambda: found), lambda: given, Forwarder()), group)
-        await listener.start("127.0.0.1", 0)
+        await listener.start("127.0.0.1", *free_ports(1))
         try:
             yield listener
         finally:
@@ -165,7 +171,7 @@ async def test_cluster_names_are_answered_and_never_forwarded() -> None:
         assert upstream.queries == []
 
 
-async def test_kept_responses_follow_changes() -> None:
+async def test_repeated_responses_follow_changes() -> None:
     names = cluster()
     async with running(names=lambda: names) as listener:
         await ask(listener.port, f"web.default.svc.{DOMAIN}")
@@ -284,7 +290,7 @@ async def test_equal_queries_are_forwarded_once() -> None:
         assert len(upstream.queries) == 2
 
 
-async def test_second_server_is_asked_when_the_first_fails() -> None:
+async def test_second_server_answers_when_the_first_fails() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
         unused.bind(("127.0.0.1", 0))
         closed = unused.getsockname()[1]

@@ -9,9 +9,11 @@ from tapestry.apis.hostclusters import HostClusterSpec
 PLANE = "blue"
 
 
-def tenant_binding(uid: str = "11111111-2222-4333-8444-555555555555", plane: str = PLANE, **spec: Any) -> Binding:
-    """Return the binding of a tenant, whose host cluster reaches the process at 192.0.2.10."""
-    host = HostClusterSpec(SecretReference("east", "tapestry-hosts"), api_address="192.0.2.10")
+def tenant_binding(
+    uid: str = "11111111-2222-4333-8444-555555555555", plane: str = PLANE, address: str = "192.0.2.10", **spec: Any
+) -> Binding:
+    """Return the binding of a tenant, whose host cluster reaches the process at an address."""
+    host = HostClusterSpec(SecretReference("east", "tapestry-hosts"), api_address=address)
     content = {"clusterID": plane, "virtualCluster": plane, "hostCluster": "east", **spec}
     return binding_of(
         {"metadata": {"name": plane, "uid": uid}, "spec": content}, plane, manager_namespace="", host=host

@@ -37,7 +37,7 @@ def test_settings_of_tenant_and_pod_are_added() -> None:
     }
 
 
-def test_pod_of_tenant_with_the_resolver_of_its_node_gets_that_of_the_tenant() -> None:
+def test_resolver_of_the_node_is_replaced() -> None:
     assert dns_settings(pod(dnsPolicy="Default"), tenant()) == {
         "dnsPolicy": "None",
         "dnsConfig": {"nameservers": [ADDRESSES.dns]},
@@ -49,7 +49,7 @@ def test_pod_with_own_settings_has_only_these() -> None:
     assert dns_settings(pod(dnsPolicy="None", dnsConfig={"nameservers": ["192.0.2.1"]}), tenant(dns=SETTINGS)) == {}
 
 
-def test_tenant_without_dns_never_uses_that_of_the_host_cluster() -> None:
+def test_dns_of_the_host_cluster_is_never_used() -> None:
     binding = tenant()
     spec = structs.replace(binding.spec, virtual_endpoints=VirtualEndpoints())
     assert dns_settings(pod(), replace(binding, spec=spec)) == {"dnsPolicy": "Default"}
