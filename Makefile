@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup e2e image image-lock bench-image up test test-long check reference contract fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-planes bench-tenants bench-streams conformance conformance-planes kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup e2e image image-lock bench-image up test test-long check reference contract fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-planes bench-tenants bench-streams conformance conformance-planes kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean bench-dns
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ bench-planes: setup ## Measure the memory and the times of planes, and how much 
 
 bench-tenants: setup ## Measure the memory and the times of tenants, and how much they delay each other
 	$(BIN)/python -m benchmarks.tenants
+
+bench-dns: setup ## Measure queries to the DNS resolver of a tenant, compared with a bare UDP echo
+	$(BIN)/python -m benchmarks.dns
 
 bench-image: image ## Measure the cold start of a syncer in the image, compared with this machine (needs root)
 	PYTHONPATH=tools $(BIN)/python -m benchmarks.image_startup

@@ -71,8 +71,6 @@ class Forwarder:
     async def answer(self, client: str, servers: Sequence[Server], name: bytes, type: int) -> Answer:
         """Return the answer of one of the servers. It has the code SERVFAIL if there is none in time."""
         state, key = self._clients[client], (name, type)
-        if (cached := self._cached(state, key)) is not None:
-            return cached
         if (waiting := state.waiting.get(key)) is not None:
             return await asyncio.shield(waiting)
         if len(state.waiting) >= MAX_CLIENT_QUERIES or self._count >= MAX_QUERIES:
@@ -89,9 +87,10 @@ class Forwarder:
             result.set_result(found)
         return found
 
-    def _cached(self, state: ClientState, key: tuple[bytes, int]) -> Answer | None:
-        """Return a cached answer, whose records are valid for the rest of their time."""
-        if (entry := state.cached.get(key)) is None:
+    def cached_answer(self, client: str, name: bytes, type: int) -> Answer | None:
+        """Return a cached answer, whose records are valid for the rest of their time; None if there is none."""
+        state, key = self._clients.get(client), (name, type)
+        if state is None or (entry := state.cached.get(key)) is None:
             return None
         received, answer = entry
         age = int(self.monotonic() - received)

@@ -24,6 +24,8 @@ log = logger(__name__)
 
 QUERIES_PER_SECOND, BURST = 2000.0, 2000.0
 """Queries of one cluster that are answered."""
+FORWARDED_COST = 10
+"""Queries that one counts as if other servers have to answer it, which costs this process more."""
 BATCH = 32
 """Packets that are read before other work runs."""
 MAX_QUERY = 1024
@@ -95,7 +97,7 @@ class DnsListener:
     def _read(self, channel: socket.socket) -> None:
         """Answer some of the packets that have arrived."""
         available = self._available()
-        if not available:
+        if available <= 0:
             for each in self._sockets:
                 self._loop.remove_reader(each)
             self._resuming = self._loop.call_later(BATCH / QUERIES_PER_SECOND, self._resume)
@@ -147,7 +149,7 @@ class DnsListener:
         except MessageError as error:
             return None, error_response(data, error.code) if error.code is not None else None
         try:
-            found = self._resolver.own_answer(query)
+            found = self._resolver.known_answer(query)
         except Exception:  # no object of a cluster may stop its resolver
             log.exception("DNS query failed", cluster=self._resolver.client)
             found = Answer(Code.SERVFAIL)
@@ -168,6 +170,7 @@ class DnsListener:
         """Answer a query when other servers have answered. With too many such queries, clients have to repeat it."""
         if len(self._waiting) >= MAX_WAITING:
             return
+        self._queries -= FORWARDED_COST - 1
 
         async def answer() -> None:
             response = await self._forwarded_response(query, forwarded, query.udp_size)
@@ -200,7 +203,7 @@ class DnsListener:
         """Answer the queries of a connection one after the other."""
         try:
             with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                while self._available():
+                while self._available() > 0:
                     self._queries -= 1
                     async with asyncio.timeout(IDLE_SECONDS):
                         length = int.from_bytes(await reader.readexactly(2), "big")
@@ -219,6 +222,7 @@ class DnsListener:
         query, response = self._own_response(data, MAX_TCP)
         if query is None or not isinstance(response, Forwarded):
             return response if isinstance(response, bytes) else None
+        self._queries -= FORWARDED_COST - 1
         return await self._forwarded_response(query, response, MAX_TCP)
 
 

@@ -77,8 +77,22 @@ class Resolver:
         rules = self.rules()
         return rules is not None and rules.accepts(source)
 
-    def own_answer(self, query: Query) -> Answer | Forwarded:
-        """Return the answer to a query, or the name that other servers resolve."""
+    def known_answer(self, query: Query) -> Answer | Forwarded:
+        """Return the answer to a query, or the name that other servers have to resolve."""
+        rules, found = self.rules(), self._own_answer(query)
+        if not isinstance(found, Forwarded):
+            return found
+        aliases, name = found
+        if rules is None or not rules.servers:
+            return Answer(Code.SERVFAIL)
+        if is_single_label(name) or any(is_within(name, each) for each in rules.refused_domains):
+            return Answer(Code.NXDOMAIN, records=aliases)
+        if query.type in TYPES_WITH_HINTS:
+            return Answer(records=aliases)
+        cached = self.forwarder.cached_answer(self.client, name, query.type)
+        return found if cached is None else allowed_answer(cached, aliases, rules)
+
+    def _own_answer(self, query: Query) -> Answer | Forwarded:
         names = self.names()
         if names is None or self.rules() is None:
             return Answer(Code.SERVFAIL)
@@ -119,21 +133,18 @@ class Resolver:
     async def forwarded_answer(self, query: Query, forwarded: Forwarded) -> Answer:
         """Return the answer of other servers, as far as the rules allow it."""
         rules, (aliases, name) = self.rules(), forwarded
-        if rules is None or not rules.servers:
+        if rules is None:
             return Answer(Code.SERVFAIL)
-        if (
-            name.count(b"\0") > 1
-            or is_single_label(name)
-            or any(is_within(name, each) for each in rules.refused_domains)
-        ):
-            return Answer(Code.NXDOMAIN, records=aliases)
-        if query.type in TYPES_WITH_HINTS:
-            return Answer(records=aliases)
         answer = await self.forwarder.answer(self.client, rules.servers, name, query.type)
-        records = (*answer.records, *answer.authority)
-        if any(each.type in ADDRESS_TYPES and rules.refuses(each.data) for each in records):
-            return Answer(records=aliases)
-        return replace(answer, records=[*aliases, *answer.records]) if aliases else answer
+        return allowed_answer(answer, aliases, rules)
+
+
+def allowed_answer(answer: Answer, aliases: list[Record], rules: Rules) -> Answer:
+    """Return the answer of another server after the aliases that lead to it; these alone if it is not allowed."""
+    records = (*answer.records, *answer.authority)
+    if any(each.type in ADDRESS_TYPES and rules.refuses(each.data) for each in records):
+        return Answer(records=aliases)
+    return replace(answer, records=[*aliases, *answer.records]) if aliases else answer
 
 
 def rotated(records: Sequence[Record]) -> Sequence[Record]:
