@@ -40,8 +40,10 @@ def desired_budget(budget: Object, binding: Binding) -> Object:
 
 def min_available(budget: Object) -> int | None:
     """Return the number of pods that must be healthy; None until the plane has computed it."""
-    given = value_at(budget, "spec", "minAvailable")
-    number = given if is_int32(given) else value_at(budget, "status", "desiredHealthy")
+    number = value_at(budget, "spec", "minAvailable")
+    if not is_int32(number):
+        status = budget.get("status") or {}
+        number = status.get("desiredHealthy") if status.get("observedGeneration") else None
     return number if is_int32(number) and number >= 0 else None
 
 
