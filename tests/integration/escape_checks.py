@@ -1,7 +1,9 @@
 """Checks of what a tenant has in its host cluster: none of it may reach anything of others."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_address, ip_network
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, value_at
@@ -19,9 +21,11 @@ from tapestry.kube.resources import (
 from tapestry.manager.volume_policies import POD_SOURCES
 
 from .escape_objects import VICTIM_LABELS
-from .escaping_tenant import CANARY, INGRESS_CLASS, INGRESS_DOMAIN, EscapingTenant
+from .escaping_tenant import CANARY, INGRESS_CLASS, INGRESS_DOMAIN, PRIORITIES, EscapingTenant
 
 QUIET_SECONDS, POLL_SECONDS, MAX_WAIT_SECONDS = 1.5, 0.25, 40.0
+FORBIDDEN = ("169.254.169.254", "10.0.0.1", "10.96.0.1", "127.0.0.1", "192.168.0.1", "fd00:ec2::254", "::ffff:1.2.3.4")
+"""Addresses that pods of a tenant must not reach."""
 Check = Callable[[Object, EscapingTenant], Iterator[str]]
 
 
@@ -67,8 +71,8 @@ def check_pod(pod: Object, tenant: EscapingTenant) -> Iterator[str]:
         yield "account of the host cluster"
     if spec.get("nodeName") in (tenant.values["closed"], "evil"):
         yield f"runs on {spec['nodeName']}"
-    if spec.get("priorityClassName", "").startswith("system-") or spec.get("priority", 0) > 0:
-        yield f"priority {spec.get('priority')}"
+    if spec.get("priorityClassName") not in PRIORITIES or spec.get("priority", 0) > 0:
+        yield f"priority {spec.get('priorityClassName')} {spec.get('priority')}"
     for volume in spec.get("volumes") or ():
         yield from check_volume(volume)
     for field in ("containers", "initContainers", "ephemeralContainers"):
@@ -157,7 +161,16 @@ def check_ingress(ingress: Object, tenant: EscapingTenant) -> Iterator[str]:
         yield "default backend"
     hosts = [each.get("host", "") for each in ingress["spec"].get("rules") or ()]
     hosts += [host for each in ingress["spec"].get("tls") or () for host in each.get("hosts") or [""]]
-    yield from (f"host {host!r}" for host in hosts if not host.endswith(own) or "*" in host)
+    yield from (f"host {host!r}" for host in hosts if not host.endswith(own))
+    for rule in ingress["spec"].get("rules") or ():
+        for path in value_at(rule, "http", "paths", default=[]):
+            if re.fullmatch("[A-Za-z0-9/]*", path.get("path", "")) is None or "service" not in path["backend"]:
+                yield f"path {path}"
+            elif path["backend"]["service"]["name"] in ("kubernetes", tenant.values["victim-service"]):
+                yield "Service of others"
+    for entry in ingress["spec"].get("tls") or ():
+        if entry.get("secretName") in ("foreign", "shop", tenant.values["victim-certificate"]):
+            yield f"certificate {entry['secretName']}"
     yield from (f"annotation {key}" for key in annotations_of(ingress) if not key.startswith(keys.PREFIX))
 
 
@@ -167,15 +180,26 @@ def check_network_policy(policy: Object, tenant: EscapingTenant) -> Iterator[str
     yield from foreign_labels(value_at(policy, "spec", "podSelector", "matchLabels", default={}), tenant)
     for field, side in (("ingress", "from"), ("egress", "to")):
         for rule in policy["spec"].get(field) or ():
+            if not rule.get(side):
+                yield f"{field}: everything"
             for peer in rule.get(side) or ():
+                if "ipBlock" in peer:
+                    yield from (f"{field}: {each}" for each in FORBIDDEN if is_in_block(each, peer["ipBlock"]))
                 if peer.get("namespaceSelector") is not None:
                     yield f"{field}: namespaces of the host cluster"
                 if "podSelector" in peer:
                     yield from foreign_labels(value_at(peer, "podSelector", "matchLabels", default={}), tenant)
 
 
+def is_in_block(address: str, block: Object) -> bool:
+    ip = ip_address(address)
+    return ip in ip_network(block["cidr"]) and not any(ip in ip_network(each) for each in block.get("except") or ())
+
+
 def check_budget(budget: Object, tenant: EscapingTenant) -> Iterator[str]:
     yield from foreign_labels(value_at(budget, "spec", "selector", "matchLabels", default={}), tenant)
+    if not isinstance(budget["spec"].get("minAvailable"), int) or "maxUnavailable" in budget["spec"]:
+        yield "a share of the pods, which the host cluster cannot compute"
 
 
 def check_claim(claim: Object, tenant: EscapingTenant) -> Iterator[str]:

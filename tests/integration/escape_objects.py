@@ -155,6 +155,7 @@ POD_ATTEMPTS = [
     pod("scheduler", schedulerName="evil-scheduler"),
     pod("system-priority", priorityClassName="system-node-critical"),
     pod("own-priority", priorityClassName="evil"),
+    pod("priority-of-owner", priorityClassName="of-owner"),
     pod("runtime-class", runtimeClassName="evil", statuses=REJECTED),
     pod("resource-claim", resourceClaims=[{"name": "gpu", "resourceClaimName": "foreign"}]),
     pod("scheduling-gate", schedulingGates=[{"name": "example.com/a"}]),
@@ -220,9 +221,17 @@ SERVICE_ATTEMPTS = [
 
 
 def ingress(
-    name: str, host: str | None, *, annotations: Any = None, statuses: tuple[int, ...] = ACCEPTED, **spec: Any
+    name: str,
+    host: str | None,
+    *,
+    annotations: Any = None,
+    statuses: tuple[int, ...] = ACCEPTED,
+    service: str = "external-ips",
+    path: str = "/",
+    **spec: Any,
 ) -> Attempt:
-    rule = {"http": {"paths": [ingress_path("external-ips")]}, **({"host": host} if host is not None else {})}
+    given = {**ingress_path(service), "path": path, "pathType": "ImplementationSpecific"}
+    rule = {"http": {"paths": [given]}, **({"host": host} if host is not None else {})}
     body = {"metadata": metadata(name, annotations=annotations or {}), "spec": {"rules": [rule], **spec}}
     return Attempt(INGRESSES, body, statuses)
 
@@ -231,7 +240,26 @@ def network_policy(name: str, **spec: Any) -> Attempt:
     return Attempt(NETWORK_POLICIES, {"metadata": metadata(name), "spec": {"podSelector": {}, **spec}})
 
 
+STEERING = {
+    "canary": ("nginx.ingress.kubernetes.io/canary", "true"),
+    "auth-url": ("nginx.ingress.kubernetes.io/auth-url", "http://169.254.169.254/"),
+    "auth-secret": ("nginx.ingress.kubernetes.io/auth-secret", "foreign/foreign"),
+    "auth-tls-secret": ("nginx.ingress.kubernetes.io/auth-tls-secret", "<victim-namespace>/<victim-certificate>"),
+    "server-snippet": ("nginx.ingress.kubernetes.io/server-snippet", "location /x { proxy_pass http://10.0.0.1; }"),
+    "upstream-vhost": ("nginx.ingress.kubernetes.io/upstream-vhost", "shop.example.com"),
+    "mirror": ("nginx.ingress.kubernetes.io/mirror-target", "http://10.0.0.1"),
+    "router-rule": ("traefik.ingress.kubernetes.io/router.middlewares", "foreign-auth@kubernetescrd"),
+    "load-balancer-group": ("alb.ingress.kubernetes.io/group.name", "foreign"),
+    "dns-record": ("external-dns.alpha.kubernetes.io/hostname", "shop.example.com"),
+    "certificate-issuer": ("cert-manager.io/cluster-issuer", "internal"),
+}
+"""Annotations that steer controllers of the owner."""
+UNSAFE_PATHS = ("/a {} # ", "/a;proxy_pass http://10.0.0.1", '/"', "/$http_host", "/a\nb", "/(.*)", "/\\")
 EVERYWHERE: list[Any] = [{"namespaceSelector": {}}, {"podSelector": {}}]
+BLOCKS = (
+    *("169.254.169.254/32", "169.254.0.0/15", "128.0.0.0/1", "10.0.0.0/8", "10.96.0.1/32", "127.0.0.1/32"),
+    *("fd00:ec2::254/128", "::/0", "::ffff:0:0/96", "<victim-ip>/32"),
+)
 ANY_ADDRESS = {"ipBlock": {"cidr": "0.0.0.0/0"}}
 
 KIND_ATTEMPTS = [
@@ -248,20 +276,57 @@ KIND_ATTEMPTS = [
     ingress("snippet", "c.<own-id>.apps.example.com", annotations={
         "nginx.ingress.kubernetes.io/configuration-snippet": "return 200;",
         "nginx.ingress.kubernetes.io/server-alias": "shop.example.com",
-        "kubernetes.io/ingress.class": "internal",
     }),
+    ingress("foreign-class-in-annotation", "h.<own-id>.apps.example.com", annotations={
+        "kubernetes.io/ingress.class": "internal"
+    }),
+    *(ingress(f"annotation-{name}", f"{name}.<own-id>.apps.example.com", annotations={key: value})
+      for name, (key, value) in STEERING.items()),
+    *(ingress(f"path-{number}", f"p{number}.<own-id>.apps.example.com", path=path)
+      for number, path in enumerate(UNSAFE_PATHS)),
+    ingress("own", "own.<own-id>.apps.example.com", tls=[{"secretName": "shop"}, {"secretName": "foreign"}]),
+    ingress("own-wildcard", "*.<own-id>.apps.example.com",
+            tls=[{"hosts": ["*.<own-id>.apps.example.com"], "secretName": "<victim-certificate>"}]),
+    ingress("domain-of-victim", "<victim-id>.apps.example.com"),
+    ingress("domain-of-all", "apps.example.com"),
+    ingress("own-domain-elsewhere", "a.<own-id>.apps.example.com.example.org"),
+    ingress("almost-own-domain", "a<own-id>.apps.example.com"),
+    ingress("wildcard-of-victim", "*.<victim-id>.apps.example.com"),
+    ingress("certificate-of-victim", "e.<own-id>.apps.example.com",
+            tls=[{"hosts": ["shop.<victim-id>.apps.example.com"], "secretName": "shop"}]),
+    ingress("service-of-victim", "f.<own-id>.apps.example.com", service="<victim-service>"),
+    ingress("api-of-plane", "g.<own-id>.apps.example.com", service="kubernetes"),
     ingress("foreign-certificate", "d.<own-id>.apps.example.com",
             tls=[{"hosts": ["shop.example.com"], "secretName": "foreign"}]),
     network_policy("allows-everything", ingress=[{}], egress=[{}], policyTypes=["Ingress", "Egress"]),
     network_policy("allows-any-address", egress=[{"to": [ANY_ADDRESS]}], policyTypes=["Egress"]),
     network_policy("allows-from-any-address", ingress=[{"from": [ANY_ADDRESS]}]),
     network_policy("allows-other-namespaces", ingress=[{"from": EVERYWHERE}], egress=[{"to": EVERYWHERE}]),
+    network_policy("allows-namespace-of-victim", egress=[{"to": [{"namespaceSelector": {
+        "matchLabels": {"kubernetes.io/metadata.name": "<victim-namespace>"}
+    }}]}], ingress=[{"from": [{"namespaceSelector": {"matchLabels": VICTIM_LABELS}}]}]),
+    network_policy("allows-pods-of-victim", egress=[{"to": [{"podSelector": {"matchLabels": VICTIM_LABELS}}]}]),
+    *(network_policy(f"allows-block-{number}", egress=[{"to": [{"ipBlock": {"cidr": cidr}}]}])
+      for number, cidr in enumerate(BLOCKS)),
+    network_policy("allows-all-but-one", egress=[{"to": [{"ipBlock": {
+        "cidr": "0.0.0.0/0", "except": ["8.8.8.8/32"]
+    }}], "ports": [{"port": 80, "protocol": "TCP"}]}]),
+    network_policy("allows-ports-of-all", egress=[{"ports": [{"port": 1, "endPort": 65535, "protocol": "TCP"}]}]),
     network_policy("selects-victims-labels", podSelector={"matchLabels": VICTIM_LABELS}, ingress=[{}]),
     Attempt(BUDGETS, {"metadata": metadata("keeps-everything"), "spec": {"selector": {}, "minAvailable": "100%"}}),
     Attempt(BUDGETS, {"metadata": metadata("keeps-victim"), "spec": {
         "selector": {"matchLabels": VICTIM_LABELS}, "minAvailable": 100
     }}),
+    Attempt(BUDGETS, {"metadata": metadata("keeps-all-namespaces"), "spec": {
+        "selector": {"matchExpressions": [{"key": "tapestry.io/managed-by", "operator": "Exists"}]},
+        "maxUnavailable": 0,
+    }}),
+    Attempt(BUDGETS, {"metadata": metadata("keeps-others"), "spec": {
+        "selector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["own"]}]}, "minAvailable": 1,
+    }}),
     Attempt(PRIORITIES, {"metadata": metadata("evil"), "value": 1_000_000_000, "globalDefault": True}),
+    Attempt(PRIORITIES, {"metadata": metadata("of-owner"), "value": 999, "preemptionPolicy": "PreemptLowerPriority"}),
+    Attempt(PRIORITIES, {"metadata": metadata("system-of-tenant"), "value": 5}, REJECTED),
 ]  # fmt: skip
 
 

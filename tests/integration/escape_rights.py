@@ -31,7 +31,7 @@ SETUP = {**LABELS, "tapestry.io/tenant-setup": "true"}
 def pod(labels: dict[str, str] = LABELS, **spec: Any) -> Any:
     body = pod_named("evil")
     body["metadata"] = {"name": "evil", "labels": labels}
-    body["spec"] |= {"automountServiceAccountToken": False, **spec}
+    body["spec"] |= {"automountServiceAccountToken": False, "priorityClassName": "tapestry-leased", **spec}
     return body
 
 
@@ -53,6 +53,97 @@ EVERYBODY = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": 
 HOST_PATH = [{"name": "v", "hostPath": {"path": "/"}}]
 TOKEN_VOLUME = [{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]
 PRIVILEGED = {"securityContext": {"privileged": True}, "name": "c", "image": "busybox:1"}
+
+INGRESSES, NETWORK_POLICIES = (
+    f"{NETWORKING}/namespaces/<own-namespace>/{each}" for each in ("ingresses", "networkpolicies")
+)
+BUDGETS = "/apis/policy/v1/namespaces/<own-namespace>/poddisruptionbudgets"
+SELECTOR = {"matchLabels": LABELS}
+
+
+def ingress(
+    host: str | None = "a.<own-id>.apps.example.com", *, annotations: Any = None, path: Any = None, **spec: Any
+) -> Any:
+    rule = {"http": {"paths": [{**ingress_path("a"), **(path or {})}]}, **({"host": host} if host is not None else {})}
+    body = labelled(spec={"ingressClassName": "public", "rules": [rule], **spec})
+    body["metadata"]["annotations"] = annotations or {}
+    return body
+
+
+def network_policy(**spec: Any) -> Any:
+    return labelled(spec={"podSelector": SELECTOR, "policyTypes": ["Ingress", "Egress"], **spec})
+
+
+def egress(*peers: Any, **rule: Any) -> Any:
+    return network_policy(egress=[{"to": list(peers), **rule}])
+
+
+def block(cidr: str, *excepted: str) -> Any:
+    return {"ipBlock": {"cidr": cidr, **({"except": list(excepted)} if excepted else {})}}
+
+
+def budget(**spec: Any) -> Any:
+    return labelled(spec={"selector": SELECTOR, "minAvailable": 1, **spec})
+
+
+PLAIN_OBJECTS = [
+    (f"{OWN}/pods", pod()),
+    (f"{OWN}/pods", pod(priorityClassName="tenants-high")),
+    (INGRESSES, ingress()),
+    (INGRESSES, ingress(tls=[{"hosts": ["*.<own-id>.apps.example.com"], "secretName": "a"}])),
+    (NETWORK_POLICIES, egress({"podSelector": SELECTOR}, block("8.8.0.0/16"), block("2a00::/16"))),
+    (NETWORK_POLICIES, network_policy(ingress=[{"from": [{"podSelector": SELECTOR}]}])),
+    (BUDGETS, budget()),
+]
+"""Objects that the account of a tenant may write."""
+
+OTHER_KINDS = [
+    of_tenant("an Ingress of the host of the owner", "POST", INGRESSES, ingress("shop.example.com")),
+    of_tenant("an Ingress of the host of the victim", "POST", INGRESSES,
+              ingress("shop.<victim-id>.apps.example.com")),
+    of_tenant("an Ingress of all hosts", "POST", INGRESSES, ingress(None)),
+    of_tenant("an Ingress of a wildcard", "POST", INGRESSES, ingress("*.apps.example.com")),
+    of_tenant("an Ingress with a default backend", "POST", INGRESSES,
+              ingress(defaultBackend={"service": {"name": "a", "port": {"number": 1}}})),
+    of_tenant("an Ingress with only a default backend", "POST", INGRESSES,
+              ingress(rules=None, defaultBackend={"service": {"name": "a", "port": {"number": 1}}})),
+    of_tenant("an Ingress of another class", "POST", INGRESSES, ingress(ingressClassName="internal")),
+    of_tenant("an Ingress without a class", "POST", INGRESSES, ingress(ingressClassName=None)),
+    of_tenant("an Ingress with a certificate for others", "POST", INGRESSES,
+              ingress(tls=[{"hosts": ["shop.example.com"]}])),
+    of_tenant("an Ingress with a certificate for all", "POST", INGRESSES, ingress(tls=[{"secretName": "a"}])),
+    of_tenant("an Ingress with a snippet", "POST", INGRESSES,
+              ingress(annotations={"nginx.ingress.kubernetes.io/server-snippet": "return 200;"})),
+    of_tenant("an Ingress with configuration in a path", "POST", INGRESSES,
+              ingress(path={"path": "/a {} #", "pathType": "ImplementationSpecific"})),
+    of_tenant("an Ingress of a resource", "POST", INGRESSES,
+              ingress(path={"backend": {"resource": {"kind": "A", "name": "b", "apiGroup": "c.example.com"}}})),
+    of_tenant("a network policy for the victim", "POST", NETWORK_POLICIES,
+              network_policy(podSelector={"matchLabels": VICTIMS})),
+    of_tenant("a network policy for all pods", "POST", NETWORK_POLICIES, network_policy(podSelector={})),
+    of_tenant("a network policy to everywhere", "POST", NETWORK_POLICIES, network_policy(egress=[{}])),
+    of_tenant("a network policy from everywhere", "POST", NETWORK_POLICIES, network_policy(ingress=[{}])),
+    of_tenant("a network policy to all addresses", "POST", NETWORK_POLICIES, egress(block("0.0.0.0/0"))),
+    of_tenant("a network policy to metadata", "POST", NETWORK_POLICIES, egress(block("169.254.169.254/32"))),
+    of_tenant("a network policy to half of metadata", "POST", NETWORK_POLICIES,
+              egress(block("169.254.0.0/15", "169.254.0.0/17"))),
+    of_tenant("a network policy to metadata of IPv6", "POST", NETWORK_POLICIES, egress(block("fd00:ec2::/32"))),
+    of_tenant("a network policy to private networks", "POST", NETWORK_POLICIES, egress(block("10.0.0.0/8"))),
+    of_tenant("a network policy to a namespace", "POST", NETWORK_POLICIES,
+              egress({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "<victim-namespace>"}}})),
+    of_tenant("a network policy to pods of all namespaces", "POST", NETWORK_POLICIES,
+              egress({"namespaceSelector": {}, "podSelector": SELECTOR})),
+    of_tenant("a network policy to a port of an address", "POST", NETWORK_POLICIES,
+              egress(block("10.0.0.1/32"), ports=[{"port": 443, "protocol": "TCP"}])),
+    of_tenant("a disruption budget of all pods", "POST", BUDGETS, budget(selector={})),
+    of_tenant("a disruption budget of the victim", "POST", BUDGETS, budget(selector={"matchLabels": VICTIMS})),
+    of_tenant("a disruption budget of a share", "POST", BUDGETS, budget(minAvailable="100%")),
+    of_tenant("a disruption budget of unavailable pods", "POST", BUDGETS,
+              budget(minAvailable=None, maxUnavailable=0)),
+    of_tenant("a pod with the priority of the owner", "POST", f"{OWN}/pods", pod(priorityClassName="of-owner")),
+    of_tenant("a pod with the default priority", "POST", f"{OWN}/pods", pod(priorityClassName=None)),
+    of_tenant("a priority", "POST", "/apis/scheduling.k8s.io/v1/priorityclasses", labelled(value=1)),
+]  # fmt: skip
 
 TENANT_ACCOUNT = [
     of_tenant("read a secret of the victim", "GET", f"{VICTIM}/secrets"),
@@ -156,4 +247,4 @@ PLANE_TOKEN = [
     )
 ]
 
-STOLEN = [*PLANE_TOKEN, *TENANT_ACCOUNT, *PROCESS_ACCOUNT]
+STOLEN = [*PLANE_TOKEN, *TENANT_ACCOUNT, *OTHER_KINDS, *PROCESS_ACCOUNT]

@@ -13,6 +13,7 @@ from yarl import URL
 
 from tapestry.apis import keys
 from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.client.client import Client
 from tapestry.client.kubeconfig import load_access
 from tapestry.client.transport import Request
@@ -20,6 +21,7 @@ from tapestry.client.watch import wait_for
 from tapestry.kube.objects import EMPTY_MAPPING, Object, labels_of, name_of, object_named, value_at
 from tapestry.kube.resources import (
     CONFIGMAPS,
+    DISRUPTION_BUDGETS,
     ENDPOINT_SLICES,
     INGRESSES,
     NAMESPACES,
@@ -52,12 +54,21 @@ SYNC = {
     "networkPolicies": True,
     "disruptionBudgets": True,
 }
-INGRESS_CLASS, INGRESS_DOMAIN = "public", "apps.example.com"
+INGRESS_CLASS, INGRESS_DOMAIN, INGRESS_NAMESPACE = "public", "apps.example.com", "ingress"
+PRIORITIES = {"tenants-low": -30, "tenants-high": -20}
+"""PriorityClasses that tenants may use."""
+OFFERS = {
+    "ingressClass": INGRESS_CLASS,
+    "ingressDomain": INGRESS_DOMAIN,
+    "ingressNamespace": INGRESS_NAMESPACE,
+    "priorityRange": {"classes": list(PRIORITIES)},
+}
+"""What the HostCluster offers."""
 TIMEOUT = 20.0
 JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
 WATCHED = (
     *(NAMESPACES, NODES, PERSISTENT_VOLUMES, PODS, SERVICES, ENDPOINT_SLICES, SECRETS, CONFIGMAPS),
-    *(SERVICE_ACCOUNTS, PERSISTENT_VOLUME_CLAIMS, INGRESSES, NETWORK_POLICIES),
+    *(SERVICE_ACCOUNTS, PERSISTENT_VOLUME_CLAIMS, INGRESSES, NETWORK_POLICIES, DISRUPTION_BUDGETS, PRIORITY_CLASSES),
 )
 """Kinds of the host cluster whose objects outside the attacker's namespace no attempt may change."""
 
@@ -146,11 +157,10 @@ async def escaping_tenant(folder: Path) -> AsyncIterator[EscapingTenant]:
         nodes = sorted(name_of(each) for each in await world.host.client.list(NODES))
         await world.host.client.patch(NODES, object_named(nodes[-1]), {"metadata": {"labels": CLOSED}})
         await create_foreign_objects(world.host.client)
-        offers = {"spec": {"ingressClass": INGRESS_CLASS, "ingressDomain": INGRESS_DOMAIN}}
-        await world.management.patch(HOST_CLUSTERS, object_named("east"), offers)
+        await world.management.patch(HOST_CLUSTERS, object_named("east"), {"spec": OFFERS})
         sync = {**SYNC, "nodeSelector": open_nodes()}
         ids = {name: await world.add_tenant(name, sync=sync) for name in ("victim", "mallory")}
-        victim = await create_victim(world.tenant_client(ids["victim"]))
+        victim = await create_victim(world.tenant_client(ids["victim"]), ids["victim"])
         mallory = world.tenant_client(ids["mallory"])
         own = await run_pod(mallory, "own")
         await mallory.create(SERVICES, {**object_named("own", "default"), "spec": {"ports": [{"port": 80}]}})
@@ -158,6 +168,7 @@ async def escaping_tenant(folder: Path) -> AsyncIterator[EscapingTenant]:
         namespaces = {name: await namespace_of_tenant(world, name) for name in ids}
         twins = {name: (await world.host.client.list(PODS, namespaces[name]))[0] for name in ids}
         services = await world.host.client.list(SERVICES, namespaces["victim"])
+        copies = await world.host.client.list(SECRETS, namespaces["victim"])
         kubeconfig = folder / "planes" / "kubeconfig"
         async with client_of(kubeconfig) as management:
             file = await plane_kubeconfig(management, "mallory", folder / "mallory.kubeconfig", byPath=True)
@@ -185,6 +196,7 @@ async def escaping_tenant(folder: Path) -> AsyncIterator[EscapingTenant]:
         policies = await world.host.client.list(NETWORK_POLICIES, namespaces["mallory"])
         values = {
             "port": str(port),
+            "victim-certificate": name_of(copies[0]),
             "base-policy": name_of(policies[0]),
             "node": own["spec"]["nodeName"],
             "closed": nodes[-1],
@@ -228,6 +240,8 @@ async def namespace_of_tenant(world: HostWorld, name: str) -> str:
 async def create_foreign_objects(host: Client) -> None:
     """Create objects of the owner of the host cluster."""
     await host.create(NAMESPACES, object_named(FOREIGN))
+    for name, value in {**PRIORITIES, "of-owner": 1000}.items():
+        await host.create(PRIORITY_CLASSES, {**object_named(name), "value": value})
     foreign = object_named("foreign", FOREIGN)
     await host.create(SECRETS, {**foreign, "stringData": {"key": CANARY}})
     await host.create(CONFIGMAPS, {**foreign, "data": {"key": CANARY}})
@@ -254,12 +268,19 @@ def ingress_path(service: str) -> Object:
     return {"path": "/", "pathType": "Prefix", "backend": backend}
 
 
-async def create_victim(client: Client) -> Object:
+async def create_victim(client: Client, id: str) -> Object:
     """Create what the victim has, and return its running pod."""
     shop = object_named("shop", "default")
     await client.create(SECRETS, {**shop, "stringData": {"key": CANARY}})
     await client.create(CONFIGMAPS, {**shop, "data": {"key": CANARY}})
     await client.create(SERVICES, {**shop, "spec": {"ports": [{"port": 80}], "selector": {"app": "shop"}}})
+    await client.create(NETWORK_POLICIES, {**shop, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}})
+    budget = {"selector": {"matchLabels": {"app": "shop"}}, "minAvailable": 1}
+    await client.create(DISRUPTION_BUDGETS, {**shop, "spec": budget})
+    host = f"shop.{id}.{INGRESS_DOMAIN}"
+    rule = {"host": host, "http": {"paths": [ingress_path("shop")]}}
+    tls = {"hosts": [host], "secretName": "shop"}
+    await client.create(INGRESSES, {**shop, "spec": {"rules": [rule], "tls": [tls]}})
     mounts = [{"name": "s", "secret": {"secretName": "shop"}}, {"name": "c", "configMap": {"name": "shop"}}]
     pod = await run_pod(client, "shop", volumes=mounts)
     await wait_for_address(client, "shop")

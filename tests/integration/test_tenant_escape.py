@@ -11,16 +11,18 @@ from pathlib import Path
 
 import aiohttp
 
-from tapestry.kube.resources import PODS, SERVICES
+from tapestry.kube.resources import DISRUPTION_BUDGETS, INGRESSES, NETWORK_POLICIES, PODS, SERVICES
 
 from .escape_actions import ACTIONS, holds_on_to_nodes
 from .escape_checks import violations, wait_for_no_changes
 from .escape_objects import ATTEMPTS, Attempt
 from .escape_requests import REFUSED, Refused
-from .escape_rights import STOLEN
+from .escape_rights import PLAIN_OBJECTS, STOLEN, TENANT
 from .escaping_tenant import EscapingTenant, escaping_tenant
 
 AT_ONCE = 8
+LEAST_TWINS = {PODS: 10, SERVICES: 10, INGRESSES: 15, NETWORK_POLICIES: 15, DISRUPTION_BUDGETS: 3}
+"""Objects that the attacker must have in the host cluster after its attempts, so that these are checked."""
 
 
 async def not_refused(tenant: EscapingTenant, requests: Iterable[Refused]) -> list[str]:
@@ -38,6 +40,13 @@ async def not_refused(tenant: EscapingTenant, requests: Iterable[Refused]) -> li
         for each in requests:
             group.create_task(send(each))
     return found
+
+
+async def allow_plain_objects(tenant: EscapingTenant) -> None:
+    """Check that a stolen token may write objects without what the attempts add to them."""
+    for path, body in PLAIN_OBJECTS:
+        status, text = await tenant.request("POST", f"{path}?dryRun=All", body, target=TENANT)
+        assert status == 201, f"{path}: {status}: {text[:300]}"
 
 
 async def unexpected_answers(tenant: EscapingTenant, attempts: Iterable[Attempt]) -> list[str]:
@@ -64,6 +73,7 @@ async def succeeded_actions(tenant: EscapingTenant) -> list[str]:
 async def test_no_attempt_of_a_tenant_escapes(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     async with escaping_tenant(tmp_path) as tenant:
         before = await tenant.state_of_others()
+        await allow_plain_objects(tenant)
         found = await not_refused(tenant, [*REFUSED, *STOLEN])
         found += await unexpected_answers(tenant, ATTEMPTS)
         found += await succeeded_actions(tenant)
@@ -75,10 +85,9 @@ async def test_no_attempt_of_a_tenant_escapes(tmp_path: Path, record_property: C
         ]
         assert not found, "\n".join(found)
         assert tenant.calls == []
-        twins = await tenant.host_objects(PODS, tenant.own_namespace)
-        services = await tenant.host_objects(SERVICES, tenant.own_namespace)
-        assert len(twins) > 10, "the checks need twins"
-        assert len(services) > 10, "the checks need twins"
+        for resource, least in LEAST_TWINS.items():
+            twins = await tenant.host_objects(resource, tenant.own_namespace)
+            assert len(twins) >= least, f"the checks need twins of {resource.plural}"
         await holds_on_to_nodes(tenant)
     count = len(REFUSED) + len(STOLEN) + len(ATTEMPTS) + len(ACTIONS) + 1
     record_property("figure", f"tenant escape: {count} attempts, {len(found)} succeeded")
