@@ -162,16 +162,20 @@ def check_ingress(ingress: Object, tenant: EscapingTenant) -> Iterator[str]:
     hosts = [each.get("host", "") for each in ingress["spec"].get("rules") or ()]
     hosts += [host for each in ingress["spec"].get("tls") or () for host in each.get("hosts") or [""]]
     yield from (f"host {host!r}" for host in hosts if not host.endswith(own))
+    yield from check_paths(ingress, tenant)
+    for entry in ingress["spec"].get("tls") or ():
+        if entry.get("secretName") in ("foreign", "shop", tenant.values["victim-certificate"]):
+            yield f"certificate {entry['secretName']}"
+    yield from (f"annotation {key}" for key in annotations_of(ingress) if not key.startswith(keys.PREFIX))
+
+
+def check_paths(ingress: Object, tenant: EscapingTenant) -> Iterator[str]:
     for rule in ingress["spec"].get("rules") or ():
         for path in value_at(rule, "http", "paths", default=[]):
             if re.fullmatch("[A-Za-z0-9/]*", path.get("path", "")) is None or "service" not in path["backend"]:
                 yield f"path {path}"
             elif path["backend"]["service"]["name"] in ("kubernetes", tenant.values["victim-service"]):
                 yield "Service of others"
-    for entry in ingress["spec"].get("tls") or ():
-        if entry.get("secretName") in ("foreign", "shop", tenant.values["victim-certificate"]):
-            yield f"certificate {entry['secretName']}"
-    yield from (f"annotation {key}" for key in annotations_of(ingress) if not key.startswith(keys.PREFIX))
 
 
 def check_network_policy(policy: Object, tenant: EscapingTenant) -> Iterator[str]:

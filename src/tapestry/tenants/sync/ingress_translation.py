@@ -28,7 +28,6 @@ from tapestry.tenants.tenant_binding import ingress_suffix
 CLASS_ANNOTATION = "kubernetes.io/ingress.class"
 SAFE_PATH = "^(/[A-Za-z0-9._~/%:@=+-]*)?$"
 """Paths that mean nothing special in the configuration of an ingress controller."""
-HOST_NOT_ALLOWED = "HostNotAllowed"
 
 
 def desired_ingress(ingress: Object, binding: Binding) -> Object:
@@ -87,8 +86,8 @@ def errors_of(spec: Object, suffix: str) -> Iterator[NotSynced]:
 
 def host_errors(path: str, host: str, suffix: str) -> Iterator[NotSynced]:
     if not host.endswith(suffix):
-        shown = f"{host} is" if host else "a rule for all hosts is"
-        yield NotSynced(HOST_NOT_ALLOWED, f"{path}: {shown} not allowed; the hosts of this cluster end with {suffix}")
+        given = f"{host} is" if host else "a rule for all hosts is"
+        yield NotSynced("HostNotAllowed", f"{path}: {given} not allowed; the hosts of this cluster end with {suffix}")
 
 
 def path_errors(path: str, entry: Object) -> Iterator[NotSynced]:

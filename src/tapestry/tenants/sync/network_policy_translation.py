@@ -45,13 +45,13 @@ from tapestry.tenants.tenant_binding import KUBERNETES_PORT, TenantAddresses
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 PEERS: dict[Direction, str] = {"Ingress": "from", "Egress": "to"}
 DNS_NAMESPACE, DNS_LABELS = "kube-system", {"k8s-app": "kube-dns"}
-"""Where policies expect the pods of DNS."""
+"""Namespace and labels of the pods of DNS in other clusters."""
 DNS_PORT_NAMES = ("dns", "dns-tcp")
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the twins of policies depend on, besides the policies and the binding."""
+    """Values besides its policy and the binding that a twin depends on."""
 
     destinations: Destinations
     addresses: TenantAddresses

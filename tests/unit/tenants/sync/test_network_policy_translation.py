@@ -198,7 +198,7 @@ def test_rules_lead_to_the_plane_as_in_other_clusters(rule: Object, has_dns: boo
 # -- pods about which policies decide
 
 
-def test_isolation_leaves_decided_pods_to_the_policies_of_the_tenant() -> None:
+def test_isolation_allows_decided_pods_nothing() -> None:
     pod = object_named("p", "team-a")
     pod["metadata"]["labels"] = {"app": "web"}
     deny = policy(podSelector={"matchLabels": {"app": "web"}}, policyTypes=["Egress"])

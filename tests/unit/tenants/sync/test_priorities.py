@@ -24,7 +24,7 @@ def test_pods_without_classes_have_the_lowest() -> None:
 
 
 @given(VALUES, st.integers(1, 6))
-def test_order_is_kept_and_no_class_is_outside(values: list[int], count: int) -> None:
+def test_classes_have_the_order_of_the_priorities(values: list[int], count: int) -> None:
     classes = [f"class-{number}" for number in range(count)]
     found = [class_of_priority(each, values, classes) for each in sorted({*values, 0, SYSTEM, -(2**31), 999_999_999})]
     assert found == sorted(found)
