@@ -1,6 +1,6 @@
 """Host clusters with simulated kubelets, and processes of planes whose tenants run there."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -55,9 +55,15 @@ class HostWorld:
             plan = HostPlan(name, {"allowLoopback": True, **spec}, policies=policies)
             await add_host(plan, clusters, datetime.now(UTC))
 
-    async def add_tenant(self, plane: str, host: str = "east", **spec: Any) -> str:
-        """Create a plane with a tenant, wait until it runs, and return the id of the plane."""
-        created = await self.management.create(PLANES, {**object_named(plane), "spec": {"backend": "memory"}})
+    async def add_tenant(
+        self, plane: str, host: str = "east", controllers: Sequence[str] = ("volumes",), **spec: Any
+    ) -> str:
+        """Create a plane with a tenant, wait until it runs, and return the id of the plane.
+
+        The plane has these controllers besides the default ones.
+        """
+        content = {"backend": "memory", "controllers": ["*", *controllers]}
+        created = await self.management.create(PLANES, {**object_named(plane), "spec": content})
         found = await wait_for(
             self.management,
             PLANES,

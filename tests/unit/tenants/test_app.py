@@ -2,10 +2,21 @@
 
 from pathlib import Path
 
+import pytest
+
+from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import object_named, value_at
-from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS, SERVICES
+from tapestry.kube.resources import (
+    CONFIGMAPS,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    SECRETS,
+    SERVICES,
+    STORAGE_CLASSES,
+)
 
 from .running_tenants import TIMEOUT, host_world, pod_named, run_pod, wait_for_pod
 
@@ -45,6 +56,26 @@ async def test_pod_with_configmap_secret_and_token_runs(tmp_path: Path) -> None:
         await run_pod(client, volumes=volumes)
         secrets = await world.host.client.list(SECRETS, labels="tapestry.io/managed-by=tapestry")
         assert len(secrets) == 2  # the copy, and the token of the pod
+
+
+@pytest.mark.parametrize("placement", ["host", "virtual"])
+async def test_claim_gets_volume_of_host_cluster(placement: str, tmp_path: Path) -> None:
+    """The class waits for the first pod of the claim, whose node the scheduler of the host or of the plane selects."""
+    async with host_world(tmp_path) as world:
+        offer = {"spec": {"storageClasses": [{"name": "fast", "hostName": "standard"}]}}
+        await world.management.patch(HOST_CLUSTERS, object_named("east"), offer)
+        controllers = ("volumes", "scheduler", "nodes") if placement == "virtual" else ("volumes",)
+        spec = {"defaultStorageClass": "fast", "placement": placement}
+        client = world.tenant_client(await world.add_tenant("blue", controllers=controllers, **spec))
+        await wait_for(client, STORAGE_CLASSES, "fast", until=bool, timeout=TIMEOUT)
+        claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+        await client.create(PERSISTENT_VOLUME_CLAIMS, {**object_named("data", "default"), "spec": claim})
+        await run_pod(client, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
+        found = await client.get(PERSISTENT_VOLUME_CLAIMS, "data", "default")
+        assert (found["spec"]["storageClassName"], found["status"]["phase"]) == ("fast", "Bound")
+        await world.wait_for_binding(
+            "blue", lambda each: value_at(each, "status", "usage", "requests.storage") == "1Gi"
+        )
 
 
 async def test_unschedulable_pod_shows_message_of_host(tmp_path: Path) -> None:
