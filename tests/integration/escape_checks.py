@@ -18,11 +18,14 @@ from tapestry.kube.resources import (
     SERVICES,
     Resource,
 )
+from tapestry.local import simulated_storage
 from tapestry.manager.volume_policies import POD_SOURCES
 
 from .escape_objects import VICTIM_LABELS
-from .escaping_tenant import CANARY, INGRESS_CLASS, INGRESS_DOMAIN, PRIORITIES, EscapingTenant
+from .escaping_tenant import CANARY, INGRESS_CLASS, INGRESS_DOMAIN, PRIORITIES, STORAGE_CLASS, EscapingTenant
 
+CLAIM_ANNOTATIONS = (keys.PREFIX, "pv.kubernetes.io/", "volume.kubernetes.io/", "volume.beta.kubernetes.io/storage-p")
+"""Prefixes of annotations that the syncer and the controllers of the host cluster write."""
 QUIET_SECONDS, POLL_SECONDS, MAX_WAIT_SECONDS = 1.5, 0.25, 40.0
 FORBIDDEN = ("169.254.169.254", "10.0.0.1", "10.96.0.1", "127.0.0.1", "192.168.0.1", "fd00:ec2::254", "::ffff:1.2.3.4")
 """Addresses that pods of a tenant must not reach."""
@@ -210,13 +213,16 @@ def check_claim(claim: Object, tenant: EscapingTenant) -> Iterator[str]:
     spec = claim["spec"]
     yield from foreign_labels(labels_of(claim), tenant)
     yield from (field for field in ("dataSource", "dataSourceRef", "selector") if spec.get(field))
-    if (
-        spec.get("volumeName") in ("foreign", "handle", "path", "nfs-volume")
-        or spec.get("storageClassName") == "internal"
-    ):
-        yield "volume or class of others"
-    if annotations_of(claim).get("volume.kubernetes.io/storage-provisioner") == "evil.example.com":
+    if spec.get("volumeName") not in (None, f"pvc-{claim['metadata']['uid']}"):
+        yield f"volume {spec['volumeName']}"
+    if spec.get("storageClassName") != STORAGE_CLASS:
+        yield f"class {spec.get('storageClassName')}"
+    annotations = annotations_of(claim)
+    yield from (f"annotation {key}" for key in annotations if not key.startswith(CLAIM_ANNOTATIONS))
+    if annotations.get("volume.kubernetes.io/storage-provisioner") not in (None, simulated_storage.DRIVER):
         yield "annotations for the volume controller"
+    if annotations.get("volume.kubernetes.io/selected-node") == tenant.values["closed"]:
+        yield "a volume on the closed node"
 
 
 def check_secret(secret: Object, tenant: EscapingTenant) -> Iterator[str]:

@@ -89,8 +89,9 @@ def probe(name: str, **handler: Any) -> Attempt:
     return pod(name, container={"livenessProbe": {"initialDelaySeconds": 1, **handler}})
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 NODE_AFFINITY = {
-    "requiredDuringSchedulingIgnoredDuringExecution": {
+    REQUIRED: {
         "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["<closed>"]}]}]
     }
 }
@@ -354,6 +355,19 @@ def mounting(claim_name: str) -> Attempt:
 
 SOURCES: dict[str, Any] = {
     "handle": {"csi": {"driver": "disks.example.com", "volumeHandle": "foreign"}},
+    "victims-handle": {"csi": {"driver": "simulated.csi.tapestry.io", "volumeHandle": "<victim-volume>"}},
+    "handle-of-syncer": {"csi": {"driver": "host.tapestry.io", "volumeHandle": "<victim-volume>"}},
+    "handle-with-secret": {
+        "csi": {
+            "driver": "host.tapestry.io",
+            "volumeHandle": "<victim-claim>",
+            "volumeAttributes": {"csi.storage.k8s.io/pvc/namespace": "foreign"},
+            "nodePublishSecretRef": {"name": "foreign", "namespace": "foreign"},
+        }
+    },
+    "<victim-volume>": {"csi": {"driver": "host.tapestry.io", "volumeHandle": "<victim-volume>"}},
+    "<victim-claim>": {"csi": {"driver": "host.tapestry.io", "volumeHandle": "<victim-claim>"}},
+    "local": {"local": {"path": "/"}, "nodeAffinity": {"required": NODE_AFFINITY[REQUIRED]}},
     "path": {"hostPath": {"path": "/etc"}},
     "nfs-volume": {"nfs": {"server": "10.0.0.1", "path": "/"}},
 }
@@ -365,6 +379,8 @@ VOLUME_ATTEMPTS = [
     mounting("foreign-volume"),
     claim("foreign-class", storageClassName="internal"),
     mounting("foreign-class"),
+    claim("class-of-syncer", storageClassName="owners"),
+    mounting("class-of-syncer"),
     claim("selects-volumes", selector={"matchLabels": {"app": "foreign"}}, storageClassName="manual"),
     mounting("selects-volumes"),
     claim("copy-of-foreign", dataSource={"kind": "PersistentVolumeClaim", "name": "foreign"}),
@@ -373,6 +389,12 @@ VOLUME_ATTEMPTS = [
         "volume.kubernetes.io/selected-node": "<closed>",
         "volume.kubernetes.io/storage-provisioner": "evil.example.com",
     }),
+    mounting("bound-by-annotation"),
+    claim("parameters-of-provisioner", storageClassName="standard", annotations={
+        "nfs.io/storage-path": "../foreign", "volume.kubernetes.io/selected-node": "<closed>",
+    }),
+    mounting("parameters-of-provisioner"),
+    Attempt(CLASSES, {"metadata": metadata("owners"), "provisioner": "host.tapestry.io"}),
     Attempt(CLASSES, {"metadata": metadata("internal"), "provisioner": "evil.example.com",
                       "parameters": {"secret": "foreign"}}),
 ]  # fmt: skip

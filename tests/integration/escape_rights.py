@@ -47,7 +47,17 @@ def of_process(name: str, method: str, path: str, body: Any = None) -> Refused:
     return Refused(f"account of the process: {name}", REFUSED, method, path, body, target=PROCESS)
 
 
+CLAIMS = f"{OWN}/persistentvolumeclaims"
 CLAIM = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+SOURCE = {"kind": "PersistentVolumeClaim", "name": "<own-claim>"}
+
+
+def claim(annotations: dict[str, str] | None = None, **spec: Any) -> Any:
+    """Return a claim that would be allowed without the fields that are given here."""
+    metadata = {"name": "evil", "labels": LABELS, "annotations": annotations or {}}
+    return {"metadata": metadata, "spec": {**CLAIM, "storageClassName": "standard", **spec}}
+
+
 ADMIN = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
 EVERYBODY = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:authenticated"}]
 HOST_PATH = [{"name": "v", "hostPath": {"path": "/"}}]
@@ -192,6 +202,22 @@ TENANT_ACCOUNT = [
               labelled(VICTIMS, spec={"rules": [{"http": {"paths": [ingress_path("a")]}}]})),
     of_tenant("a volume", "POST", "/api/v1/persistentvolumes", labelled(spec={})),
     of_tenant("a claim at the victim", "POST", f"{VICTIM}/persistentvolumeclaims", labelled(VICTIMS, spec=CLAIM)),
+    of_tenant("a claim of a foreign volume", "POST", CLAIMS, claim(volumeName="foreign", storageClassName="")),
+    of_tenant("a claim of a volume of the victim", "POST", CLAIMS, claim(volumeName="<victim-volume>")),
+    of_tenant("a claim of a class that is not offered", "POST", CLAIMS, claim(storageClassName="internal")),
+    of_tenant("a claim without class", "POST", CLAIMS, claim(storageClassName="")),
+    of_tenant("a claim of a class in an annotation", "POST", CLAIMS,
+              claim(annotations={"volume.beta.kubernetes.io/storage-class": "internal"})),
+    of_tenant("a copy of a claim", "POST", CLAIMS, claim(dataSource=SOURCE)),
+    of_tenant("a copy of a claim of the owner", "POST", CLAIMS,
+              claim(dataSourceRef={**SOURCE, "namespace": "foreign"})),
+    of_tenant("a claim that selects volumes", "POST", CLAIMS, claim(selector={})),
+    of_tenant("a claim with attributes", "POST", CLAIMS, claim(volumeAttributesClassName="foreign")),
+    of_tenant("a claim with parameters of a provisioner", "POST", CLAIMS,
+              claim(annotations={"nfs.io/storage-path": "../foreign"})),
+    of_tenant("parameters of a provisioner", "PATCH", f"{CLAIMS}/<own-claim>",
+              {"metadata": {"annotations": {"nfs.io/storage-path": "../foreign"}}}),
+    of_tenant("move a claim to another volume", "PATCH", f"{CLAIMS}/<own-claim>", {"spec": {"volumeName": "foreign"}}),
     of_tenant("stop the policies of the owner", "DELETE",
               "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/tapestry-tenants"),
     of_tenant("lift the kill switch", "PATCH", f"{CORE}/tapestry-tenants",

@@ -33,6 +33,7 @@ from tapestry.kube.resources import (
     SECRETS,
     SERVICE_ACCOUNTS,
     SERVICES,
+    STORAGE_CLASSES,
     Resource,
 )
 from tapestry.tenants.host_connection import SHARED_NAMESPACE
@@ -57,10 +58,13 @@ SYNC = {
 INGRESS_CLASS, INGRESS_DOMAIN, INGRESS_NAMESPACE = "public", "apps.example.com", "ingress"
 PRIORITIES = {"tenants-low": -30, "tenants-high": -20}
 """PriorityClasses that tenants may use."""
+STORAGE_CLASS = "standard"
+"""The only class that the host cluster offers."""
 OFFERS = {
     "ingressClass": INGRESS_CLASS,
     "ingressDomain": INGRESS_DOMAIN,
     "ingressNamespace": INGRESS_NAMESPACE,
+    "storageClasses": [{"name": STORAGE_CLASS}],
     "priorityRange": {"classes": list(PRIORITIES)},
 }
 """What the HostCluster offers."""
@@ -138,7 +142,8 @@ class EscapingTenant:
         for resource in WATCHED:
             for each in await self.host_objects(resource):
                 place = each["metadata"].get("namespace", "")
-                if self.own_namespace not in (place, name_of(each)):
+                claimed_by = value_at(each, "spec", "claimRef", "namespace") if resource is PERSISTENT_VOLUMES else None
+                if self.own_namespace not in (place, name_of(each), claimed_by):
                     found[f"{resource.kind} {place}/{name_of(each)}"] = stable_text(each)
         return found
 
@@ -162,13 +167,14 @@ async def escaping_tenant(folder: Path) -> AsyncIterator[EscapingTenant]:
         ids = {name: await world.add_tenant(name, sync=sync) for name in ("victim", "mallory")}
         victim = await create_victim(world.tenant_client(ids["victim"]), ids["victim"])
         mallory = world.tenant_client(ids["mallory"])
-        own = await run_pod(mallory, "own")
+        own = await run_pod(mallory, "own", volumes=[await volume_of_claim(mallory)])
         await mallory.create(SERVICES, {**object_named("own", "default"), "spec": {"ports": [{"port": 80}]}})
         await wait_for_address(mallory, "own")
         namespaces = {name: await namespace_of_tenant(world, name) for name in ids}
         twins = {name: (await world.host.client.list(PODS, namespaces[name]))[0] for name in ids}
         services = await world.host.client.list(SERVICES, namespaces["victim"])
         copies = await world.host.client.list(SECRETS, namespaces["victim"])
+        claims = {name: (await world.host.client.list(PERSISTENT_VOLUME_CLAIMS, namespaces[name]))[0] for name in ids}
         kubeconfig = folder / "planes" / "kubeconfig"
         async with client_of(kubeconfig) as management:
             file = await plane_kubeconfig(management, "mallory", folder / "mallory.kubeconfig", byPath=True)
@@ -205,6 +211,9 @@ async def escaping_tenant(folder: Path) -> AsyncIterator[EscapingTenant]:
             "own-twin": name_of(twins["mallory"]),
             "victim-namespace": namespaces["victim"],
             "own-namespace": namespaces["mallory"],
+            "victim-claim": name_of(claims["victim"]),
+            "victim-volume": claims["victim"]["spec"]["volumeName"],
+            "own-claim": name_of(claims["mallory"]),
             "victim-service": name_of(services[0]),
             "victim-service-ip": services[0]["spec"]["clusterIP"],
             "victim-id": ids["victim"],
@@ -282,9 +291,17 @@ async def create_victim(client: Client, id: str) -> Object:
     tls = {"hosts": [host], "secretName": "shop"}
     await client.create(INGRESSES, {**shop, "spec": {"rules": [rule], "tls": [tls]}})
     mounts = [{"name": "s", "secret": {"secretName": "shop"}}, {"name": "c", "configMap": {"name": "shop"}}]
-    pod = await run_pod(client, "shop", volumes=mounts)
+    pod = await run_pod(client, "shop", volumes=[*mounts, await volume_of_claim(client)])
     await wait_for_address(client, "shop")
     return pod
+
+
+async def volume_of_claim(client: Client) -> Object:
+    """Create a claim, and return the volume of a pod that mounts it."""
+    await wait_for(client, STORAGE_CLASSES, STORAGE_CLASS, until=bool, timeout=TIMEOUT)
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    await client.create(PERSISTENT_VOLUME_CLAIMS, {**object_named("data", "default"), "spec": spec})
+    return {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
 
 
 async def wait_for_address(client: Client, service: str) -> None:

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import aiohttp
 
-from tapestry.kube.resources import DISRUPTION_BUDGETS, INGRESSES, NETWORK_POLICIES, PODS, SERVICES
+from tapestry.kube.resources import (
+    DISRUPTION_BUDGETS,
+    INGRESSES,
+    NETWORK_POLICIES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    SERVICES,
+)
 
 from .escape_actions import ACTIONS, holds_on_to_nodes
 from .escape_checks import violations, wait_for_no_changes
@@ -21,7 +28,14 @@ from .escape_rights import PLAIN_OBJECTS, STOLEN, TENANT
 from .escaping_tenant import EscapingTenant, escaping_tenant
 
 AT_ONCE = 8
-LEAST_TWINS = {PODS: 10, SERVICES: 10, INGRESSES: 15, NETWORK_POLICIES: 15, DISRUPTION_BUDGETS: 3}
+LEAST_TWINS = {
+    PODS: 10,
+    SERVICES: 10,
+    INGRESSES: 15,
+    NETWORK_POLICIES: 15,
+    DISRUPTION_BUDGETS: 3,
+    PERSISTENT_VOLUME_CLAIMS: 2,
+}
 """Objects that the attacker must have in the host cluster after its attempts, so that these are checked."""
 
 
