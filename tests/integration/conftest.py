@@ -16,7 +16,9 @@ from tapestry.local.kubernetes import ControlPlane
 from ..conftest import Kubectl, kubectl_of
 from .bound_clusters import BoundClusters, bound_clusters, install_kinds
 from .planes import KUBERNETES, OWN, Plane, Start, starts_kubernetes, starts_own
+from .servers import ClusterProcess, PlanesProcess
 from .sides import Ours, Theirs, our_side, their_side
+from .tenant_processes import Setting
 
 
 @pytest.fixture(scope="session", params=[KUBERNETES, OWN])
@@ -126,3 +128,10 @@ async def theirs(control_plane: ControlPlane) -> AsyncIterator[Theirs]:
     """The shared kube-apiserver, called like `ours`."""
     async with their_side(control_plane) as side:
         yield side
+
+
+@pytest.fixture
+def setting(kube_assets: Path, tmp_path: Path) -> Iterator[Setting]:
+    """Processes of a tenant: planes, and a host cluster with two nodes."""
+    with PlanesProcess(tmp_path / "planes") as planes, ClusterProcess(tmp_path / "host", "--nodes", "2") as host:
+        yield Setting(planes, host, kubectl_of(kube_assets, host.kubeconfig), tmp_path / "plane.kubeconfig")

@@ -1,14 +1,8 @@
 """A tenant from the first to the last command, with its processes: planes and a host cluster."""
 
-import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
-from tests.conftest import kubectl_of
 
-from .servers import TAPESTRY, ClusterProcess, PlanesProcess
+from .tenant_processes import OF_TENANTS, Setting, inventory
 
 WEB = """
 apiVersion: apps/v1
@@ -27,37 +21,6 @@ spec:
         image: web
         securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 """
-OF_TENANTS = "tapestry.io/cluster-binding-uid"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The processes, and kubectl for each API."""
-
-    planes: PlanesProcess
-    host: ClusterProcess
-    kubectl: Callable[..., str]
-    plane: Path
-    """Kubeconfig of the plane of the tenant."""
-
-    def tapestry(self, *words: str | Path) -> str:
-        """Return the output of a command on the management API."""
-        command = [TAPESTRY, *words, "--data", self.planes.folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def in_plane(self, *words: str, stdin: str = "") -> str:
-        return self.kubectl(*words, kubeconfig=self.plane, stdin=stdin)
-
-    def in_host(self, *words: str) -> str:
-        return self.kubectl(*words, kubeconfig=self.host.kubeconfig)
-
-
-@pytest.fixture
-def setting(kube_assets: Path, tmp_path: Path) -> Iterator[Setting]:
-    with PlanesProcess(tmp_path / "planes") as planes, ClusterProcess(tmp_path / "host", "--nodes", "2") as host:
-        yield Setting(planes, host, kubectl_of(kube_assets, host.kubeconfig), tmp_path / "plane.kubeconfig")
 
 
 @pytest.mark.timeout(300)
@@ -90,9 +53,3 @@ def test_tenant_runs_survives_a_kill_and_leaves_nothing(setting: Setting) -> Non
     assert inventory(in_host) == ""
     assert in_plane("get", "deployment", "web", "-o", "name") == "deployment.apps/web\n"
     tapestry("host", "remove", "east")
-
-
-def inventory(kubectl: Callable[..., str]) -> str:
-    """Return all objects of a cluster with the label of tenants' objects."""
-    kinds = ",".join(kubectl("api-resources", "--verbs=list,delete", "-o", "name").split())
-    return kubectl("get", kinds, "-A", "-l", OF_TENANTS, "-o", "name")

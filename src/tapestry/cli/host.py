@@ -47,6 +47,7 @@ def host() -> None:
 @command(
     "tapestry host add east --cluster-kubeconfig east.yaml --api-address 192.0.2.10",
     'tapestry host add east --cluster-kubeconfig east.yaml --window "22:00-06:00" --time-zone Asia/Shanghai',
+    "tapestry host add east --cluster-kubeconfig east.yaml --storage-class standard --storage-class fast=ssd",
     "tapestry host add east --cluster-kubeconfig east.yaml --no-policy",
     parent=host,
     name="add",
@@ -85,6 +86,12 @@ def host() -> None:
 @click.option("--ingress-class", help="IngressClass of the host cluster for Ingresses of tenants.")
 @click.option("--ingress-domain", help="Domain of the host names in Ingresses of tenants.")
 @click.option(
+    "--storage-class",
+    multiple=True,
+    metavar="NAME[=HOST-NAME]",
+    help="Storage class of the host cluster that tenants may use, under another name if two are given. Repeatable.",
+)
+@click.option(
     "--allow-loopback/--no-allow-loopback",
     default=None,
     help="Allow a kubeconfig that leads to the machine of the planes.",
@@ -109,10 +116,20 @@ def add(name: str, connect: Connect, **options: Any) -> None:
 POLICY_OPTIONS = ("owner_policy", "window", "time_zone", "force_reclaim", "grace")
 
 
+def storage_class_from_option(text: str) -> Object:
+    name, _, host_name = text.partition("=")
+    if not name:
+        raise click.UsageError(f"--storage-class: {text!r} is not NAME or NAME=HOST-NAME")
+    return {"name": name, "hostName": host_name}
+
+
 async def run_add(name: str, connect: Connect, options: dict[str, Any]) -> None:
+    spec = {field: options[option] for option, field in SPEC_OPTIONS.items() if options[option] is not None}
+    if options["storage_class"]:
+        spec["storageClasses"] = [storage_class_from_option(each) for each in options["storage_class"]]
     plan = HostPlan(
         name,
-        {field: options[option] for option, field in SPEC_OPTIONS.items() if options[option] is not None},
+        spec,
         has_policy=options["policy"],
         offer=offer_from_options({"lease": None, **options}),
         is_owners_policy=options["owner_policy"],

@@ -1,0 +1,106 @@
+"""Volumes of a tenant from the first to the last command, with its processes: planes and a host cluster."""
+
+import json
+from typing import Any
+
+import pytest
+
+from .tenant_processes import OF_TENANTS, Setting, inventory
+
+DATABASE = """
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db}
+spec:
+  serviceName: db
+  replicas: 2
+  podManagementPolicy: Parallel
+  selector: {matchLabels: {app: db}}
+  template:
+    metadata: {labels: {app: db}}
+    spec:
+      securityContext: {runAsNonRoot: true, runAsUser: 1000, seccompProfile: {type: RuntimeDefault}}
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: db
+        image: db
+        securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+        volumeMounts: [{name: data, mountPath: /data}]
+  volumeClaimTemplates:
+  - metadata: {name: data}
+    spec:
+      accessModes: [ReadWriteOnce]
+      resources: {requests: {storage: 1Gi}}
+"""
+RETAIN = '{"spec": {"persistentVolumeReclaimPolicy": "Retain"}}'
+AVAILABLE = '{"spec": {"claimRef": null}}'
+LARGER = '{"spec": {"resources": {"requests": {"storage": "2Gi"}}}}'
+
+
+def claims_of(setting: Setting) -> dict[str, Any]:
+    """Return the claims of the plane by name."""
+    listed = json.loads(setting.in_plane("get", "persistentvolumeclaims", "-o", "json"))
+    return {each["metadata"]["name"]: each for each in listed["items"]}
+
+
+def host_claims(setting: Setting) -> set[str]:
+    """Return the UIDs of the tenant's claims in the host cluster."""
+    words = "get", "persistentvolumeclaims", "-A", "-l", OF_TENANTS, "-o", "jsonpath={.items[*].metadata.uid}"
+    return set(setting.in_host(*words).split())
+
+
+@pytest.mark.timeout(300)
+def test_stateful_set_keeps_its_volumes(setting: Setting) -> None:
+    tapestry, in_plane = setting.tapestry, setting.in_plane
+    kubeconfig = ("--cluster-kubeconfig", setting.host.kubeconfig, "--allow-loopback")
+    tapestry("host", "add", "east", *kubeconfig, "--storage-class", "fast=standard")
+    tapestry("planes", "create", "blue")
+    setting.plane.write_text(tapestry("planes", "kubeconfig", "blue"))
+    tapestry("tenant", "create", "blue", "--host", "east", "--quota", "requests.storage=5Gi")
+    in_plane("wait", "--for=create", "storageclass/fast", "serviceaccount/default", "--timeout=30s")
+    in_plane("apply", "-f", "-", stdin=DATABASE)
+    in_plane("rollout", "status", "statefulset/db", "--timeout=60s")
+    claims = claims_of(setting)
+    assert {name: each["status"]["phase"] for name, each in claims.items()} == {
+        "data-db-0": "Bound",
+        "data-db-1": "Bound",
+    }
+    volumes = json.loads(in_plane("get", "persistentvolumes", "-o", "json"))["items"]
+    assert {each["spec"]["csi"]["driver"] for each in volumes} == {"host.tapestry.io"}
+    first = host_claims(setting)
+    assert len(first) == 2
+
+    # pods that are replaced, also by another process of planes, find their data
+    setting.planes.restart()
+    in_plane("delete", "pod", "db-0", "--wait=true")
+    in_plane("rollout", "status", "statefulset/db", "--timeout=60s")
+    assert host_claims(setting) == first
+
+    in_plane("patch", "persistentvolumeclaim", "data-db-1", "-p", LARGER)
+    grown = "--for=jsonpath={.status.capacity.storage}=2Gi"
+    in_plane("wait", grown, "persistentvolumeclaim/data-db-1", "--timeout=30s")
+
+    # the volume of one claim is deleted with it, the other one is retained and used again
+    kept, deleted = (claims[name]["spec"]["volumeName"] for name in ("data-db-0", "data-db-1"))
+    in_plane("patch", "persistentvolume", kept, "-p", RETAIN)
+    in_plane("delete", "statefulset", "db", "--wait=true")
+    in_plane("wait", "--for=delete", "pod", "-l", "app=db", "--timeout=60s")
+    in_plane("delete", "persistentvolumeclaim", "data-db-0", "data-db-1", "--wait=true")
+    in_plane("wait", "--for=delete", f"persistentvolume/{deleted}", "--timeout=30s")
+    in_plane("wait", "--for=jsonpath={.status.phase}=Released", f"persistentvolume/{kept}", "--timeout=30s")
+    [retained] = host_claims(setting)
+    assert retained in first
+    claim = {key: claims["data-db-0"]["spec"][key] for key in ("accessModes", "resources", "storageClassName")}
+    reused = {**claims["data-db-0"], "status": {}, "spec": {**claim, "volumeName": kept}}
+    reused["metadata"] = {"name": "data-db-0"}
+    in_plane("patch", "persistentvolume", kept, "-p", AVAILABLE)
+    in_plane("apply", "-f", "-", stdin=json.dumps(reused))
+    in_plane("apply", "-f", "-", stdin=DATABASE)
+    in_plane("rollout", "status", "statefulset/db", "--timeout=60s")
+    assert claims_of(setting)["data-db-0"]["spec"]["volumeName"] == kept
+    assert retained in host_claims(setting)
+
+    tapestry("tenant", "delete", "blue")
+    assert inventory(setting.in_host) == ""
+    leftover = setting.in_host("get", "persistentvolumes", "-o", "name")
+    assert leftover == ""
