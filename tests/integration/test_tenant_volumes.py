@@ -60,11 +60,9 @@ def test_stateful_set_keeps_its_volumes(setting: Setting) -> None:
     in_plane("wait", "--for=create", "storageclass/fast", "serviceaccount/default", "--timeout=30s")
     in_plane("apply", "-f", "-", stdin=DATABASE)
     in_plane("rollout", "status", "statefulset/db", "--timeout=60s")
+    bound = "--for=jsonpath={.status.phase}=Bound"
+    in_plane("wait", bound, "persistentvolumeclaim/data-db-0", "persistentvolumeclaim/data-db-1", "--timeout=30s")
     claims = claims_of(setting)
-    assert {name: each["status"]["phase"] for name, each in claims.items()} == {
-        "data-db-0": "Bound",
-        "data-db-1": "Bound",
-    }
     volumes = json.loads(in_plane("get", "persistentvolumes", "-o", "json"))["items"]
     assert {each["spec"]["csi"]["driver"] for each in volumes} == {"host.tapestry.io"}
     first = host_claims(setting)
@@ -97,6 +95,7 @@ def test_stateful_set_keeps_its_volumes(setting: Setting) -> None:
     in_plane("apply", "-f", "-", stdin=json.dumps(reused))
     in_plane("apply", "-f", "-", stdin=DATABASE)
     in_plane("rollout", "status", "statefulset/db", "--timeout=60s")
+    in_plane("wait", bound, "persistentvolumeclaim/data-db-0", "--timeout=30s")
     assert claims_of(setting)["data-db-0"]["spec"]["volumeName"] == kept
     assert retained in host_claims(setting)
 

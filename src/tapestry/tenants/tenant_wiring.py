@@ -55,6 +55,7 @@ def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: Tena
     def requeue_everything() -> None:
         nodes.requeue_every_node()
         pods.requeue_every_pod()
+        pods.volumes.requeue_all()
         kinds.resync()
 
     def requeue_if_changed(old: Object | None, new: Object | None) -> None:

@@ -71,8 +71,12 @@ async def test_claim_gets_volume_of_host_cluster(placement: str, tmp_path: Path)
         claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
         await client.create(PERSISTENT_VOLUME_CLAIMS, {**object_named("data", "default"), "spec": claim})
         await run_pod(client, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
-        found = await client.get(PERSISTENT_VOLUME_CLAIMS, "data", "default")
-        assert (found["spec"]["storageClassName"], found["status"]["phase"]) == ("fast", "Bound")
+        found = await wait_for(
+            *(client, PERSISTENT_VOLUME_CLAIMS, "data", "default"),
+            until=lambda each: value_at(each, "status", "phase") == "Bound",
+            timeout=TIMEOUT,
+        )
+        assert value_at(found, "spec", "storageClassName") == "fast"
         await world.wait_for_binding(
             "blue", lambda each: value_at(each, "status", "usage", "requests.storage") == "1Gi"
         )
