@@ -47,6 +47,7 @@ class ObservedLease:
     """Monotonic time at which this version was observed first."""
     seconds: float
     """Time without a change after which its holder is considered dead."""
+    is_named_only: bool
 
 
 @dataclass
@@ -70,16 +71,27 @@ class Processes:
         lease = new or old
         assert lease is not None
         name = name_of(lease).removeprefix(LEASE_PREFIX)
-        if new is None or not holder_of(new) or holder_of(new).endswith(NAMED_ONLY):
+        if new is None or not holder_of(new):
             self._observed.pop(name, None)
         elif (known := self._observed.get(name)) is None or known.version != version_of(new):
             seconds = float(value_at(new, "spec", "leaseDurationSeconds", default=0))
-            self._observed[name] = ObservedLease(version_of(new), self.monotonic(), seconds)
+            is_named_only = holder_of(new).endswith(NAMED_ONLY)
+            self._observed[name] = ObservedLease(version_of(new), self.monotonic(), seconds, is_named_only)
+
+    def is_live(self, name: str) -> bool:
+        """Return whether a process may still hold planes."""
+        if name == self.own_name:
+            return self.holds_lease()
+        lease = self._observed.get(name)
+        return lease is not None and self.monotonic() < lease.since + lease.seconds
+
+    def live_names(self) -> frozenset[str]:
+        """Return the names of all live processes."""
+        return frozenset(filter(self.is_live, {*self._observed, self.own_name}))
 
     def live(self) -> set[str]:
         """Return the names of all live processes that take planes whose records name none."""
-        now = self.monotonic()
-        others = {name for name, lease in self._observed.items() if now < lease.since + lease.seconds}
+        others = {name for name, lease in self._observed.items() if self.is_live(name) and not lease.is_named_only}
         own = {self.own_name} if self.holds_lease() and not self.is_named_only else set()
         return others - {self.own_name} | own
 

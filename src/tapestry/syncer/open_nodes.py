@@ -13,6 +13,7 @@ from tapestry.syncer.admission import Wait, node_closure
 from tapestry.syncer.caches import Caches
 from tapestry.syncer.lease_cache import LeaseCache
 from tapestry.syncer.leasing import Lease, LeaseRules, soonest
+from tapestry.syncer.policies import LastTerms, deciding_terms, forced_terms
 from tapestry.syncer.total_limits import combined_limits
 from tapestry.syncer.translate.host_placement import (
     HostPlacement,
@@ -37,6 +38,8 @@ class OpenNodeList:
     nodes: tuple[Object, ...]
     whole: HostPlacement
     """Placement of a pod that requires nothing of its node."""
+    forced_terms: str
+    """Terms of the policies of these nodes that force pods to end, as an annotation."""
     closures: tuple[str, ...]
     """Reasons why other nodes are not open, the most frequent first."""
     next_change: datetime | None
@@ -86,6 +89,7 @@ class OpenNodes:
 
     def _compute(self, binding: Binding, rules: LeaseRules, now: datetime) -> OpenNodeList:
         found: list[Object] = []
+        terms: list[LastTerms] = []
         closures: dict[str, int] = {}
         changes: list[datetime | None] = []
         is_limited, everywhere = bool(combined_limits(rules, now)), self.caches.physical_nodes.store.list()
@@ -102,12 +106,15 @@ class OpenNodes:
                 message = f"nodes have no host name of their own in the label {HOSTNAME}"
             elif closure is None:
                 found.append(node)
+                terms += deciding_terms(lease)
                 continue
             else:
                 message = closure.message
             closures[message] = closures.get(message, 0) + 1
         reasons = sorted(closures, key=lambda each: -closures[each])
-        return OpenNodeList(rules, tuple(found), host_placement(found), tuple(reasons), soonest(*changes))
+        return OpenNodeList(
+            *(rules, tuple(found), host_placement(found), forced_terms(terms), tuple(reasons), soonest(*changes))
+        )
 
 
 def is_whole(lease: Lease) -> bool:

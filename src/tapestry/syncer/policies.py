@@ -5,7 +5,7 @@ leases nothing and reclaims nothing. No pod is ever evicted because a policy cou
 the terms of its policies, so that what a removed policy leased is reclaimed on its terms.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -172,10 +172,19 @@ def terms_annotation(lease: Lease, existing: Object | None) -> str:
     """
     if existing is not None and not any(policy.is_valid for policy in lease.policies):
         return annotations_of(existing).get(keys.LAST_TERMS, "[]")
-    deciding = [policy for policy in lease.deciding_policies if policy.is_valid and not policy.removed_at]
-    return msgspec.json.encode(
-        [terms_of(policy) for policy in (*deciding, *lease.removed_policies)], order="sorted"
-    ).decode()
+    terms = [*deciding_terms(lease), *map(terms_of, lease.removed_policies)]
+    return msgspec.json.encode(terms, order="sorted").decode()
+
+
+def forced_terms(stored: Iterable[LastTerms]) -> str:
+    """Return the terms that force pods to end, as an annotation; empty if there are none."""
+    forced = {each.policy: each for each in stored if each.force and each.gone is None}
+    return msgspec.json.encode([forced[policy] for policy in sorted(forced)]).decode() if forced else ""
+
+
+def deciding_terms(lease: Lease) -> Iterator[LastTerms]:
+    """Yield the terms of the policies that determine the amounts of a lease."""
+    return (terms_of(policy) for policy in lease.deciding_policies if policy.is_valid and not policy.removed_at)
 
 
 def terms_of(policy: Policy) -> LastTerms:

@@ -1,7 +1,7 @@
 """Tenants in a process of planes: connections to host clusters, and a syncer beside the plane of each tenant."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,8 @@ from tapestry.planes.open_plane import OpenPlane, SyncerRule
 from tapestry.planes.plane_ports import PlanePorts
 from tapestry.planes.plane_set import PlaneEntry
 from tapestry.syncer.cache_transforms import with_changed_at
-from tapestry.tenants import host_clusters, leftovers, tenant_controller
+from tapestry.tenants import host_clusters, leftovers, reclaim_controller, tenant_controller
+from tapestry.tenants.attendance import Attendance, plane_state, planes_by_id
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
 from tapestry.tenants.host_connection import Connect
 from tapestry.tenants.plane_deletion import obstacle_to_deletion
@@ -113,7 +114,7 @@ def install(
 ) -> None:
     """Add the controllers of host clusters and of tenants, and run syncers beside planes from now on."""
     plane_set, endpoints = process.plane_set, process.endpoints
-    bindings, planes = manager.informer(CLUSTER_BINDINGS), manager.informer(PLANES)
+    bindings, planes = manager.informer(CLUSTER_BINDINGS), manager.informer(PLANES, indexers={"id": planes_by_id})
 
     def is_responsible(id: str) -> bool:
         """Return whether this process holds a plane, or would take it if the plane existed."""
@@ -122,10 +123,12 @@ def install(
         exists = any(plane_id(each) == id for each in planes.store.list())
         return not exists and process.processes.is_candidate(id)
 
+    attendance = Attendance(planes, plane_set, tenants, process.processes)
     preparation = Preparation(endpoints.ports.port_of, dns_ports.port_of, process.tls.set_extra_names)
     host_clusters.install(manager, clusters, process.processes.is_candidate)
     leftovers.install(manager, clusters, process.processes.is_candidate)
     recheck = tenant_controller.install(manager, clusters, tenants, preparation, is_responsible)
+    recheck_reclaim = reclaim_controller.install(manager, clusters, attendance.is_attended)
     management = ManagementCaches(
         bindings=PartViews(bindings, uid_of, name_of),
         hosts=WholeViews(manager.informer(HOST_CLUSTERS)),
@@ -155,6 +158,15 @@ def install(
     plane_set.on_change(lambda entry: recheck(entry.id))
     plane_set.obstacle_to_deletion = partial(obstacle_to_deletion, manager.client)
     install_dns_ports(manager, process, dns_ports, dns)
+    tenants.on_run(recheck_reclaim)
+    planes.on_change(partial(recheck_if_moved, recheck_reclaim))
+    manager.run_always("attendance", lambda: attendance.watch_processes(partial(recheck_reclaim, "")))
+
+
+def recheck_if_moved(recheck: Callable[[str], None], old: Object | None, new: Object | None) -> None:
+    """Check the tenant of a plane again that another process holds now, or that was opened or closed."""
+    if plane_state(old) != plane_state(new) and (plane := new or old) is not None:
+        recheck(plane_id(plane))
 
 
 def install_dns_ports(manager: Manager, process: PlaneProcess, ports: PlanePorts, dns: TenantDns) -> None:

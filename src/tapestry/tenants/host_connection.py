@@ -124,12 +124,14 @@ class HostConnection:
         policies = self._informer(POLICIES, transform=with_changed_at).allow_missing().with_managed_fields()
         self.owner_policies = WholeViews(policies)
         self.namespaces = PartViews(self._informer(NAMESPACES, labels=OWNED), name_of, name_of)
+        self.every_namespace = WholeViews(self.namespaces.source)
         shared = self._informer(NAMESPACES, fields=f"metadata.name={SHARED_NAMESPACE}")
         self.shared_namespace = WholeViews(shared)
         self.storage_classes = WholeViews(self._informer(STORAGE_CLASSES))
         self.twins = PartViews(
             self._informer(PODS, labels=OWNED, transform=twin_view), binding_uid_of_twin, key_of_twin
         )
+        self.every_twin = WholeViews(self.twins.source)
 
     def _informer(self, resource: Resource, **options: Any) -> Informer[Any]:
         informer: Informer[Any] = Informer(self.client, resource, **options)

@@ -45,7 +45,7 @@ class TenantRunner:
             if tenant is None:
                 await slot.changed.wait()
                 continue
-            slot.stopped.clear()
+            self.tenants.started(entry.id)
             try:
                 await self._run(tenant, entry, plane, slot)
                 backoff = MIN_BACKOFF
@@ -56,7 +56,7 @@ class TenantRunner:
                         await slot.changed.wait()
                 backoff = min(backoff * 2, MAX_BACKOFF)
             finally:
-                slot.stopped.set()
+                self.tenants.stopped(entry.id)
 
     async def _run(self, tenant: Tenant, entry: PlaneEntry, plane: OpenPlane, slot: TenantSlot) -> None:
         """Run one syncer until the tenant changes."""

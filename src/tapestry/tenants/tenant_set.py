@@ -56,6 +56,25 @@ class TenantSet:
     def __init__(self) -> None:
         self._slots: dict[str, TenantSlot] = {}
         self._listeners: list[Callable[[str], None]] = []
+        self._run_listeners: list[Callable[[str], None]] = []
+
+    def on_run(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the id of a plane when the syncer of its tenant starts or has stopped."""
+        self._run_listeners.append(listener)
+
+    def started(self, plane_id: str) -> None:
+        """Tell that the syncer of a plane's tenant runs from now on."""
+        self.slot(plane_id).stopped.clear()
+        self._report_run(plane_id)
+
+    def stopped(self, plane_id: str) -> None:
+        """Tell that no syncer runs for a plane any more."""
+        self.slot(plane_id).stopped.set()
+        self._report_run(plane_id)
+
+    def _report_run(self, plane_id: str) -> None:
+        for listener in self._run_listeners:
+            listener(plane_id)
 
     def on_report(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the id of a plane when the report of its tenant may have changed."""

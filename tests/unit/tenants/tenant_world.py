@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.names import physical_name, virtual_cluster_label
@@ -31,12 +32,13 @@ from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.informer_views import PartViews, WholeViews
 from tapestry.controller.testing import InProcessApi, running_clock
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.objects import Object, is_deleting, name_of, object_named, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.times import timestamp
 from tapestry.syncer.cache_transforms import with_changed_at
-from tapestry.tenants import host_clusters, leftovers, tenant_controller
+from tapestry.tenants import host_clusters, leftovers, reclaim_controller, tenant_controller
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
+from tapestry.tenants.tenant_controller import plane_of
 from tapestry.tenants.tenant_preparation import Preparation
 from tapestry.tenants.tenant_runner import TenantRunner
 from tapestry.tenants.tenant_set import TenantSet, TenantSlot
@@ -81,11 +83,16 @@ class TenantProcess:
     """A process that takes care of tenants, and what a test may observe or change of it."""
 
     planes: list[Plane] = field(default_factory=list)
+    holds_planes: bool = True
     is_responsible: Callable[[str], bool] = lambda _: True
     writes_status: Callable[[str], bool] = lambda _: True
     tenants: TenantSet = field(default_factory=TenantSet)
     recheck: Callable[[str], None] = lambda _: None
     """Check the tenant of a plane again, as when the process takes or loses the plane."""
+    recheck_reclaim: Callable[[str], None] = lambda _: None
+    """Check whether the tenant of a plane has a syncer again."""
+    runs_elsewhere: Callable[[str], bool] = lambda _: False
+    """Return whether the syncer of a plane's tenant runs in another process."""
     clusters: HostClusters | None = None
     managers: list[Manager] = field(default_factory=list)
 
@@ -100,6 +107,9 @@ class TenantProcess:
                 group.create_task(runner.run_beside(plane, plane), name=f"plane-{plane.id}")
             await manager.run()
 
+    def is_attended(self, binding: Object) -> bool:
+        return self.tenants.is_running(plane_of(binding)) or self.runs_elsewhere(plane_of(binding))
+
     def install(self, manager: Manager, clusters: HostClusters) -> TenantRunner:
         clock = running_clock()
         preparation = Preparation(lambda _: None, lambda _: None, lambda _plane, _names: None, clock.monotonic)
@@ -110,6 +120,8 @@ class TenantProcess:
             self.recheck = tenant_controller.install(
                 *(manager, clusters, self.tenants, preparation, lambda plane: self.is_responsible(plane))
             )
+            self.recheck_reclaim = reclaim_controller.install(manager, clusters, self.is_attended)
+            self.tenants.on_run(self.recheck_reclaim)
 
         def wire_syncer(running: TenantSyncer, plane: Plane, slot: TenantSlot) -> None:
             self.managers.append(running.syncer.manager)
@@ -222,6 +234,15 @@ class Tenants:
         )
         assert found is not None
         return found
+
+    async def wait_for_node(self, physical: str = "n1", plane: str = "blue") -> str:
+        """Wait until the plane has a Node for a node of the host cluster, and return its name."""
+        async with asyncio.timeout(A_DAY):
+            while True:
+                for each in await self.planes[plane].list(NODES):
+                    if annotations_of(each).get(keys.PHYSICAL_NODE_NAME) == physical:
+                        return name_of(each)
+                await asyncio.sleep(0.1)
 
     async def wait_until_pod_is_gone(self, name: str = "work", plane: str = "blue") -> None:
         client = self.planes[plane]
@@ -338,7 +359,8 @@ class TenantWorld(Tenants):
     async def process(self, process: TenantProcess | None = None) -> AsyncIterator[TenantProcess]:
         """Run a process that holds all planes, and enter after a second."""
         running = process or TenantProcess()
-        running.planes = running.planes or await self.open_planes()
+        if running.holds_planes:
+            running.planes = running.planes or await self.open_planes()
         async with asyncio.TaskGroup() as group:
             task = group.create_task(running.run(self.up.connect, self.connect))
             await asyncio.sleep(1)

@@ -42,6 +42,7 @@ from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.grants import GrantWaits
 from tapestry.syncer.identity import Identity
 from tapestry.syncer.ledger import Ledger
+from tapestry.syncer.policies import forced_terms, stored_terms
 from tapestry.syncer.predicates import twin_ended
 from tapestry.syncer.topdown.admission_timeout import QUOTA_EXCEEDED, AdmissionTimeout
 from tapestry.syncer.topdown.admitter import Admitter, with_resources_of
@@ -197,7 +198,8 @@ class PodReconciler:
         """Ensure the dependencies of an admitted pod and create its twin. Releases the reservation on failure."""
         key, ledger, taints = self.identity.twin_key(pod.key), self.ledger, self.taints_of(node)
         aliases = self.host_aliases(namespace_of(pod.object) or "")
-        desired = pods.new_twin(pod.object, binding, node, aliases, taints, self.twin_settings(pod.object))
+        settings, terms = self.twin_settings(pod.object), self.recorded_terms(pod, node, binding)
+        desired = pods.new_twin(pod.object, binding, node, aliases, taints, settings, terms)
         try:
             if condition_since(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED) is None:  # else the twin clears it
                 await self.status_writer.clear_rejection(pod)
@@ -263,6 +265,15 @@ class PodReconciler:
             return node.taints
         taints: list[Object] = value_at(self.caches.physical_nodes.store.get(node), "spec", "taints", default=[])
         return taints
+
+    def recorded_terms(self, pod: VirtualPod, node: Placement, binding: Binding) -> str:
+        """Return the reclaim terms to record on a twin, for the time when no syncer of its tenant runs."""
+        if not self.identity.is_tenant:
+            return ""
+        if isinstance(node, str):
+            return forced_terms(stored_terms(self.caches.virtual_nodes.store.get(pod.node)))
+        assert self.host_scheduling is not None  # which found the placement
+        return self.host_scheduling.open_nodes.open_nodes(binding).forced_terms
 
     async def resolve_name_conflict(self, pod: VirtualPod, binding: Binding) -> Result | None:
         """Handle a taken name: the cache lags, an earlier pod's twin has it, or a foreign pod."""

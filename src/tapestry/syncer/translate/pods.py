@@ -96,14 +96,18 @@ def new_twin(
     aliases: Sequence[HostAlias] = (),
     taints: Iterable[Object] = (),
     settings: TwinSettings = DEFAULT_SETTINGS,
+    terms: str = "",
 ) -> Object:
     """Return the twin to create: `desired_twin` and what is decided only once.
 
-    These are its tolerations, for the `taints` of the physical node, and zero requests if the pod has none.
+    These are its tolerations, for the `taints` of the physical node, zero requests if the pod has none, and the `terms`
+    on which it will be reclaimed.
     """
     desired = desired_twin(pod, binding, node, aliases, settings)
     if isinstance(node, HostPlacement):
         desired = with_annotation(desired, keys.PLACEMENT, node.digest)
+    if terms:
+        desired = with_annotation(desired, keys.LAST_TERMS, terms)
     spec = {**desired["spec"], "tolerations": narrowed_tolerations(pod["spec"].get("tolerations") or (), taints)}
     for field in ("initContainers", "containers"):
         if spec.get(field):
