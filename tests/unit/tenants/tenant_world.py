@@ -8,7 +8,7 @@ host cluster.
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -30,13 +30,14 @@ from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.informer_views import PartViews, WholeViews
-from tapestry.controller.testing import InProcessApi, running_clock
+from tapestry.controller.testing import InProcessApi, Scenario, running_clock
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.times import timestamp
 from tapestry.syncer.cache_transforms import with_changed_at
 from tapestry.tenants import host_clusters, leftovers, reclaim_controller, tenant_controller
+from tapestry.tenants.attendance import planes_by_id
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
 from tapestry.tenants.tenant_controller import plane_of
 from tapestry.tenants.tenant_preparation import Preparation
@@ -85,6 +86,7 @@ class TenantProcess:
     planes: list[Plane] = field(default_factory=list)
     holds_planes: bool = True
     is_responsible: Callable[[str], bool] = lambda _: True
+    """Return whether the process has a plane. It does not have one that is suspended."""
     writes_status: Callable[[str], bool] = lambda _: True
     tenants: TenantSet = field(default_factory=TenantSet)
     recheck: Callable[[str], None] = lambda _: None
@@ -115,13 +117,18 @@ class TenantProcess:
         preparation = Preparation(lambda _: None, lambda _: None, lambda _plane, _names: None, clock.monotonic)
 
         def install_controllers(manager: Manager) -> None:
+            planes = manager.informer(PLANES, indexers={"id": planes_by_id})
+
+            def has_plane(id: str) -> bool:
+                states = [value_at(each, "spec", "state") for each in planes.store.by("id", id)]
+                return self.is_responsible(id) and "Suspended" not in states
+
             host_clusters.install(manager, clusters, self.writes_status)
             leftovers.install(manager, clusters, self.writes_status)
-            self.recheck = tenant_controller.install(
-                *(manager, clusters, self.tenants, preparation, lambda plane: self.is_responsible(plane))
-            )
+            self.recheck = tenant_controller.install(*(manager, clusters, self.tenants, preparation, has_plane))
             self.recheck_reclaim = reclaim_controller.install(manager, clusters, self.is_attended)
             self.tenants.on_run(self.recheck_reclaim)
+            planes.on_change(lambda old, new: self.recheck(plane_id(new or old or {})))
 
         def wire_syncer(running: TenantSyncer, plane: Plane, slot: TenantSlot) -> None:
             self.managers.append(running.syncer.manager)
@@ -153,6 +160,32 @@ class ProcessController:
         for manager in self.process.managers:
             for each in manager.controllers:
                 each.resync()
+
+
+async def run_perturbed_process(manager: Manager, host: Transport, management: Transport) -> None:
+    created = await wait_for(Client(management), PLANES, "blue", until=bool, timeout=A_DAY)
+    assert created is not None
+    transport = manager.client.transport
+
+    process = TenantProcess([Plane(plane_id(created), lambda: transport)])
+    controller = ProcessController(process, management, host)
+    manager.register("process", lambda each: each.controllers.append(controller))
+
+
+def tenant_scenario(story: "Story", counts: Callable[[str], bool]) -> Scenario:
+    """Return a scenario for the perturbation driver: a process, its host cluster and a tenant that is ready."""
+
+    async def world(plane: Client, host: Client, management: Client) -> None:
+        tenants = Tenants(management, host, {"blue": plane})
+        await tenants.add_host()
+        await tenants.add_tenant()
+        await tenants.wait_until_ready()
+        await story(tenants)
+        await asyncio.sleep(200)  # a node that no pod needs goes after a minute
+
+    name = story.__name__.replace("_", " ")
+    others = [SERVED, SERVED]
+    return Scenario(name, SERVED, run_perturbed_process, world, CONFIG, others=others, counts=counts, is_plane=True)
 
 
 @dataclass
@@ -209,10 +242,19 @@ class Tenants:
             timeout=timeout,
         )
 
+    async def wait_until_binding_is_gone(self, name: str = "blue") -> None:
+        await wait_for(self.management, CLUSTER_BINDINGS, name, until=lambda each: each is None, timeout=A_DAY)
+
+    async def wait_until_host_is_gone(self, name: str = HOST) -> None:
+        await wait_for(self.management, HOST_CLUSTERS, name, until=lambda each: each is None, timeout=A_DAY)
+
     async def wait_until_ready(self, name: str = "blue") -> None:
         await self.wait_for_binding(lambda each: condition(each, "Ready") == ("True", "Ready"), name)
 
     # -- the plane
+
+    async def suspend_plane(self, name: str = "blue", *, state: str = "Suspended") -> None:
+        await self.management.patch(PLANES, object_named(name), {"spec": {"state": state}})
 
     async def add_pod(self, name: str = "work", plane: str = "blue", **spec: Any) -> Object:
         content = {"containers": [{"name": "c", "image": "busybox:1"}], "serviceAccountName": "default", **spec}
@@ -268,6 +310,17 @@ class Tenants:
             if value_at(each, "metadata", "labels", "tapestry.io/cluster-binding-uid") == uid
         ]
         return name_of(found)
+
+    async def finalize_namespace(self, plane: str = "blue") -> None:
+        """Let the namespace of a tenant go once it is deleted, with what it contains."""
+        name = await self.namespace(plane)
+        found = await wait_for(
+            self.host, NAMESPACES, name, until=lambda each: each is None or is_deleting(each), timeout=A_DAY
+        )
+        for each in await self.host.list(PODS, name):
+            await self.host.delete(PODS, each, grace_seconds=0)
+        if found is not None:
+            await self.host.replace(NAMESPACES, {**found, "spec": {"finalizers": []}}, subresource="finalize")
 
     async def twin_ref(self, name: str = "work", plane: str = "blue") -> Object:
         id = plane_id(await self.management.get(PLANES, plane))
@@ -325,6 +378,10 @@ class Tenants:
         await self.wait_for_pod(is_on(node), name, plane)
         await self.start(name, plane)
         await self.wait_for_pod(has_phase("Running"), name, plane)
+
+
+Story = Callable[[Tenants], Coroutine[Any, Any, None]]
+"""What users and the components of a host cluster do."""
 
 
 @dataclass

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from tapestry.apis import keys
 from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.planes import PLANES
 from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.objects import object_named, value_at
+from tapestry.kube.objects import is_deleting, object_named, value_at
 from tapestry.kube.resources import (
     CONFIGMAPS,
+    NAMESPACES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PODS,
@@ -17,6 +20,7 @@ from tapestry.kube.resources import (
     SERVICES,
     STORAGE_CLASSES,
 )
+from tapestry.tenants.host_connection import SHARED_NAMESPACE
 
 from .running_tenants import TIMEOUT, host_world, pod_named, run_pod, wait_for_pod
 
@@ -94,3 +98,26 @@ async def test_unschedulable_pod_shows_message_of_host(tmp_path: Path) -> None:
             return condition is not None and "Insufficient cpu" in condition.get("message", "")
 
         assert not (await wait_for_pod(client, "large", is_reported))["spec"].get("nodeName")
+
+
+async def test_kill_switch_reclaims_pods_of_suspended_plane(tmp_path: Path) -> None:
+    async with host_world(tmp_path) as world:
+        client = world.tenant_client(await world.add_tenant("blue"))
+        await run_pod(client)
+        await world.management.patch(PLANES, object_named("blue"), {"spec": {"state": "Suspended"}})
+        await wait_for(
+            *(world.management, PLANES, "blue"),
+            until=lambda each: value_at(each, "status", "phase") == "Suspended",
+            timeout=TIMEOUT,
+        )
+        [twin] = await world.host.client.list(PODS, labels="tapestry.io/managed-by=tapestry")
+        assert not is_deleting(twin)
+        reclaim_now = {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+        await world.host.client.patch(NAMESPACES, object_named(SHARED_NAMESPACE), reclaim_now)
+        name, namespace = twin["metadata"]["name"], twin["metadata"]["namespace"]
+        gone = await wait_for(
+            *(world.host.client, PODS, name, namespace),
+            until=lambda each: each is None or is_deleting(each),
+            timeout=TIMEOUT,
+        )
+        assert gone is None or gone["metadata"]["deletionGracePeriodSeconds"] <= 30

@@ -1,31 +1,22 @@
 """Pods that the scheduler of a host cluster places: their twins, Nodes and bindings, and leases that end meanwhile."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.hostclusters import HOST_CLUSTERS
-from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apis.policies import POLICIES
-from tapestry.client.client import Client
-from tapestry.client.transport import Transport
-from tapestry.client.watch import wait_for
-from tapestry.controller import Manager
-from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock
+from tapestry.controller.testing import in_virtual_time, perturb, running_clock
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES, NODES, PODS
 from tapestry.tenants.host_connection import SHARED_NAMESPACE
 
-from ...syncer.world import A_DAY, Gate
+from ...syncer.world import Gate
 from ...tenants.tenant_world import (
-    CONFIG,
     HOST,
-    SERVED,
-    Plane,
-    ProcessController,
-    TenantProcess,
+    Story,
     Tenants,
     TenantWorld,
     candidates,
@@ -37,6 +28,7 @@ from ...tenants.tenant_world import (
     is_on,
     message,
     new_world,
+    tenant_scenario,
 )
 
 pytestmark = pytest.mark.timeout(600)  # hundreds of replays
@@ -424,9 +416,6 @@ async def test_safety_rule_13_each_plane_has_only_its_nodes() -> None:
 # -- faults
 
 
-Story = Callable[[Tenants], Awaitable[None]]
-
-
 async def pod_runs_and_ends(world: Tenants) -> None:
     await world.run_pod()
     await world.set_twin_status(phase="Succeeded")
@@ -506,28 +495,6 @@ async def pod_with_the_same_name_follows(world: Tenants) -> None:
     await world.wait_for_pod(is_on("n2"))
 
 
-def scenario(story: Story) -> Callable[[Client, Client, Client], Awaitable[None]]:
-    async def world(plane: Client, host: Client, management: Client) -> None:
-        tenants = Tenants(management, host, {"blue": plane})
-        await tenants.add_host()
-        await tenants.add_tenant()
-        await tenants.wait_until_ready()
-        await story(tenants)
-        await asyncio.sleep(200)  # a node that no pod needs goes after a minute
-
-    return world
-
-
-async def setup(manager: Manager, host: Transport, management: Transport) -> None:
-    created = await wait_for(Client(management), PLANES, "blue", until=bool, timeout=A_DAY)
-    assert created is not None
-    transport = manager.client.transport
-
-    process = TenantProcess([Plane(plane_id(created), lambda: transport)])
-    controller = ProcessController(process, management, host)
-    manager.register("process", lambda each: each.controllers.append(controller))
-
-
 STORIES = [
     pod_runs_and_ends,
     pod_is_deleted_before_placement,
@@ -544,11 +511,7 @@ STORIES = [
 def test_placed_pods_reach_same_state_despite_faults(
     story: Story, record_property: Callable[[str, object], None]
 ) -> None:
-    name = story.__name__.replace("_", " ")
-    counts = is_about(PODS, NODES)
-    others = [SERVED, SERVED]
-    report = perturb(
-        Scenario(name, SERVED, setup, scenario(story), CONFIG, others=others, counts=counts, is_plane=True)
-    )
-    record_property("figure", f"perturbed placement: {report.cases} replays: {name}")
+    scenario = tenant_scenario(story, is_about(PODS, NODES))
+    report = perturb(scenario)
+    record_property("figure", f"perturbed placement: {report.cases} replays: {scenario.name}")
     report.check()
