@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,27 @@ def node_network(node_kit: Kit) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def physical_cluster(folder: Path, name: str, number: int, kit: Kit) -> Iterator[PhysicalCluster]:
+    """A cluster with a node n1. It needs a `network`."""
+    flags = front_proxy_flags(folder / name)
+    with (
+        control_plane_of(folder / name, kit, flags) as plane,
+        RealNode("n1", number, plane, folder / f"{name}-node", kit) as node,
+    ):
+        yield PhysicalCluster(plane, kit.assets, node)
+
+
+@pytest.fixture(scope="module")
+def host_cluster(
+    node_network: None, node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PhysicalCluster]:
+    """A cluster with a node, for the pods of planes."""
+    with physical_cluster(tmp_path_factory.mktemp("host"), "east", 1, node_kit) as cluster:
+        cluster.node.wait_until_ready()
+        yield cluster
+
+
 @pytest.fixture(scope="module")
 def physical_clusters(
     node_network: None, node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
@@ -41,11 +62,10 @@ def physical_clusters(
     """Two clusters, east and west, each with a node n1."""
     folder = tmp_path_factory.mktemp("physical")
     with ExitStack() as stack:
-        clusters = {}
-        for number, name in enumerate(("east", "west"), start=1):
-            plane = stack.enter_context(control_plane_of(folder / name, node_kit, front_proxy_flags(folder / name)))
-            node = stack.enter_context(RealNode("n1", number, plane, folder / f"{name}-node", node_kit))
-            clusters[name] = PhysicalCluster(plane, node_kit.assets, node)
+        clusters = {
+            name: stack.enter_context(physical_cluster(folder, name, number, node_kit))
+            for number, name in enumerate(("east", "west"), start=1)
+        }
         for cluster in clusters.values():
             cluster.node.wait_until_ready()
         yield clusters
