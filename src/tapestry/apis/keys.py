@@ -117,6 +117,8 @@ VIRTUAL_POD_UID: Final = PREFIX + "virtual-pod-uid"
 """On the twin: UID of its virtual pod."""
 VIRTUAL_NODE_NAME: Final = PREFIX + "virtual-node-name"
 """On the twin: virtual node that its pod is bound to."""
+SOURCE_PREFIX: Final = PREFIX + "source-"
+"""On the twin of a pod that is a twin itself: prefix of the names of that pod's annotations above."""
 
 # Annotations of other copies in the physical cluster.  The label `virtual-namespace` holds the namespace of the
 # original.

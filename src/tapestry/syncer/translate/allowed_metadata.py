@@ -2,7 +2,8 @@
 
 Controllers of the owner act on labels and annotations: networks, cloud roles, queues, policy engines. So only keys that
 no such controller reads are copied, and those that the binding lists. The pod can still read its own values: those in
-environment variables are written out; a volume that names an uncopied key is rejected.
+environment variables are written out; a volume that names an uncopied key is rejected, unless it is one of
+`SOURCE_KEYS`.
 """
 
 import re
@@ -33,6 +34,12 @@ MAX_LITERAL_BYTES = 128 * 1024
 """Limit of the values written out in a twin: thousands of variables may name one annotation."""
 MAX_NAMED_KEYS = 10
 """Maximum number of keys in a message."""
+SOURCE_KEYS = {
+    key: keys.SOURCE_PREFIX + key.removeprefix(keys.PREFIX)
+    for key in (keys.VIRTUAL_POD_NAMESPACE, keys.VIRTUAL_POD_NAME, keys.VIRTUAL_POD_UID, keys.VIRTUAL_NODE_NAME)
+}
+"""Annotations of a pod that is itself a twin, and the annotations of its own twin with their values: files of the pod
+that describe it have them, for example the namespace of its service account."""
 
 
 def is_copied(field: Field, key: str, binding: Binding) -> bool:
@@ -52,6 +59,12 @@ def copied_labels(obj: Object, binding: Binding) -> dict[str, str]:
 
 def copied_annotations(obj: Object, binding: Binding) -> dict[str, str]:
     return {key: value for key, value in annotations_of(obj).items() if is_copied("annotations", key, binding)}
+
+
+def source_annotations(pod: Object) -> dict[str, str]:
+    """Return annotations with the values that files of a pod have if it is itself a twin."""
+    named = {matched[2] for _, path in item_paths(pod["spec"]) if (matched := FIELD_PATH.fullmatch(path))}
+    return {own: annotations_of(pod).get(key, "") for key, own in SOURCE_KEYS.items() if key in named}
 
 
 def uncopied_keys(pod: Object, binding: Binding) -> list[str]:
@@ -92,6 +105,7 @@ def self_reference_errors(pod: Object, binding: Binding) -> list[str]:
         for place, path in item_paths(pod["spec"])
         if (named := uncopied_key(path, binding))
         for field, key in (named,)
+        if field != "annotations" or key not in SOURCE_KEYS
     ]
     literals, size = literal_values(pod, binding), 0
     for place, path in variable_paths(pod["spec"]) if literals else ():

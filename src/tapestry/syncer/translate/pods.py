@@ -16,7 +16,12 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name, tokens_secret_name
 from tapestry.kube.names import LABEL_LIMIT
 from tapestry.kube.objects import Object, annotations_of, name_of, namespace_of, uid_of
-from tapestry.syncer.translate.allowed_metadata import copied_annotations, literal_values, self_reference_errors
+from tapestry.syncer.translate.allowed_metadata import (
+    copied_annotations,
+    literal_values,
+    self_reference_errors,
+    source_annotations,
+)
 from tapestry.syncer.translate.host_placement import HostPlacement, placement_errors, placement_fields
 from tapestry.syncer.translate.metadata import (
     full_annotations,
@@ -164,6 +169,7 @@ def desired_twin(
 def twin_annotations(pod: Object, binding: Binding) -> dict[str, str]:
     return {
         **copied_annotations(pod, binding),
+        **source_annotations(pod),
         **full_annotations({keys.CLUSTER_BINDING: binding.name, **workload_metadata(pod)}),
         keys.VIRTUAL_POD_NAMESPACE: namespace_of(pod) or "",
         keys.VIRTUAL_POD_NAME: name_of(pod),

@@ -20,6 +20,7 @@ from tapestry.kube.pod_references import (
     token_key,
 )
 from tapestry.kube.pods import CONTAINER_FIELDS
+from tapestry.syncer.translate.allowed_metadata import SOURCE_KEYS
 
 Rename = Callable[[str], str]
 """Map the name of an object in the pod's namespace to its physical name."""
@@ -34,6 +35,11 @@ VIRTUAL_FIELDS = {
     )
 }
 """Downward API fields of a virtual pod, and the field of its twin that holds the value."""
+FILE_FIELDS = {
+    **VIRTUAL_FIELDS,
+    **{f"metadata.annotations['{key}']": f"metadata.annotations['{own}']" for key, own in SOURCE_KEYS.items()},
+}
+"""Those in volumes, where values cannot be written out."""
 
 POD_LOCAL_FIELDS = frozenset(
     {"fieldRef", "resourceFieldRef", "fileKeyRef", "prefix", "downwardAPI", "serviceAccountToken"}
@@ -167,12 +173,12 @@ def renamed_variable(variable: Object, rename: Rename, literals: Object, virtual
 def with_virtual_fields(source: Object) -> Object:
     """Return a downward API volume whose files describe the virtual pod."""
     items = [
-        {**item, "fieldRef": virtual_field(item["fieldRef"])} if item.get("fieldRef") else item
+        {**item, "fieldRef": virtual_field(item["fieldRef"], FILE_FIELDS)} if item.get("fieldRef") else item
         for item in source.get("items") or ()
     ]
     return {**source, "items": items}
 
 
-def virtual_field(field_ref: Object, virtual_fields: Mapping[str, str] = VIRTUAL_FIELDS) -> Object:
+def virtual_field(field_ref: Object, virtual_fields: Mapping[str, str]) -> Object:
     path = virtual_fields.get(field_ref.get("fieldPath", ""))
     return {**field_ref, "fieldPath": path} if path else field_ref

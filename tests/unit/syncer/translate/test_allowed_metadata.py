@@ -140,3 +140,21 @@ def test_disallowed_key_is_removed_from_twin() -> None:
     patch = twin_patch(before, after)
     assert patch is not None
     assert patch["metadata"]["labels"]["a.io/x"] is None
+
+
+def test_files_over_two_hops_describe_first_pod() -> None:
+    fields = ("metadata.namespace", "metadata.name", "metadata.uid", "spec.nodeName")
+    items = [{"path": each, "fieldRef": {"fieldPath": each}} for each in fields]
+    sources = {"projected": {"sources": [{"downwardAPI": {"items": items}}]}}
+    pod = new_pod(volumes=[{"name": "one", "downwardAPI": {"items": items}}, {"name": "other", **sources}])
+    between = new_twin(pod, new_binding(), "n1")
+    between["metadata"] |= {"namespace": "m", "uid": "twin"}
+    between["spec"]["nodeName"] = "n1"
+    assert untranslatable_fields(between, new_binding()) == []
+    twin = new_twin(between, new_binding(), "n2")
+    one, other = twin["spec"]["volumes"]
+    for source in (one["downwardAPI"], other["projected"]["sources"][0]["downwardAPI"]):
+        paths = [each["fieldRef"]["fieldPath"] for each in source["items"]]
+        keys = [path.removeprefix("metadata.annotations['").removesuffix("']") for path in paths]
+        assert [twin["metadata"]["annotations"][key] for key in keys] == ["ns", "web", "u", "v"]
+    assert twin["metadata"]["annotations"]["tapestry.io/virtual-pod-name"] == between["metadata"]["name"]
