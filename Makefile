@@ -38,10 +38,11 @@ test-long: setup kube-assets node-assets client-assets generator-assets queue-as
 	$(BIN)/python tools/conformance.py --planes
 	ALL_PROGRAMS=1 $(BIN)/pytest -m long
 
-e2e: setup node-assets client-assets monitoring-assets ## Run the charts, the image and the monitoring on real clusters (needs root, 18 minutes)
+e2e: setup node-assets client-assets monitoring-assets ## Run the charts, the image, the monitoring and tenants on real clusters (needs root, 22 minutes)
 	ALL_PROGRAMS=1 $(BIN)/pytest -n 0 -m "" tests/integration/test_charts.py tests/integration/test_prepared_clusters.py \
 	tests/integration/test_chart_releases.py tests/integration/test_alert_rules.py tests/e2e/test_image.py \
 	tests/e2e/test_prometheus.py tests/e2e/test_installed_release.py tests/e2e/test_installed_job.py \
+	tests/e2e/test_tenants_on_real_nodes.py tests/e2e/test_tenants_over_two_hops.py tests/e2e/test_charts_in_tenants.py \
 	tests/integration/test_manager_on_kubernetes.py::test_syncers_run_in_a_separate_cluster
 
 conformance: setup conformance-assets ## Run the Kubernetes conformance tests that need no containers against Tapestry

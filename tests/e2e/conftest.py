@@ -72,9 +72,7 @@ def physical_clusters(
 
 
 @pytest.fixture(scope="module")
-def virtual_cluster(
-    physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
+def virtual_cluster(node_network: None, node_kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster without nodes, whose API server authenticates with a certificate to the kubelets of virtual nodes."""
     folder = tmp_path_factory.mktemp("virtual")
     flags = {**kubelet_flags(folder), **front_proxy_flags(folder)}

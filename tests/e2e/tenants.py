@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapestry.apis import keys
-from tapestry.kube.objects import Object, annotations_of
+from tapestry.kube.objects import Object, annotations_of, name_of, uid_of
 from tapestry.kube.pods import is_pod_terminal
 
 from ..integration.servers import TAPESTRY, PlanesProcess
@@ -17,8 +17,6 @@ from .images import IMAGE
 from .nodes import MACHINE, run
 from .streams import Streams
 
-OF_TENANTS = f"--selector={keys.CLUSTER_BINDING_UID}"
-"""Selector of all objects of tenants in host clusters."""
 PORTS = "15000-15009"
 """Ports of single planes: below those that tests choose at random."""
 SECURITY: Object = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -56,9 +54,15 @@ class Tenant:
     """A plane whose pods run in a host cluster."""
 
     name: str
+    binding_uid: str
     kubeconfig: Path
     """Kubeconfig of the plane, at its own port."""
     host: Cluster
+
+    @property
+    def selector(self) -> str:
+        """Selector of all objects of the tenant in the host cluster."""
+        return f"--selector={keys.CLUSTER_BINDING_UID}={self.binding_uid}"
 
     def kubectl(self, *arguments: object) -> str:
         return run(self.host.assets / "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments)
@@ -76,16 +80,15 @@ class Tenant:
 
     def twins(self) -> dict[str, Object]:
         """Return the pods in the host cluster that have not ended, by the names of the pods of the plane."""
-        selector = f"--selector={keys.CLUSTER_BINDING}={self.name}"
-        found = json.loads(self.host.kubectl("get", "pods", "--all-namespaces", selector, "--output=json"))
+        found = json.loads(self.host.kubectl("get", "pods", "--all-namespaces", self.selector, "--output=json"))
         return {
             annotations_of(each)[keys.VIRTUAL_POD_NAME]: each for each in found["items"] if not is_pod_terminal(each)
         }
 
-    def namespace(self) -> str:
-        """Return the namespace of the tenant in the host cluster."""
-        selector = f"--selector={keys.CLUSTER_BINDING}={self.name}"
-        return self.host.kubectl("get", "namespaces", selector, "--output=jsonpath={.items[*].metadata.name}")
+    def inventory(self) -> str:
+        """Return the names of all objects in the host cluster with the label of the tenant."""
+        kinds = self.host.kubectl("api-resources", "--verbs=list,delete", "--output=name").split()
+        return self.host.kubectl("get", ",".join(kinds), "--all-namespaces", self.selector, "--output=name")
 
     def diagnostics(self) -> str:
         """Return pods and events of the plane and of the host cluster, to explain failures."""
@@ -116,15 +119,15 @@ class Planes:
         kubeconfig = self.folder / f"{name}.kubeconfig"
         self.tapestry("tenant", "create", name, "--host", host, *options)
         kubeconfig.write_text(self.tapestry("planes", "kubeconfig", name, "--own-port"))
-        tenant = Tenant(name, kubeconfig, self.hosts[host])
+        (binding,) = self.bindings(name)
+        tenant = Tenant(name, uid_of(binding), kubeconfig, self.hosts[host])
         tenant.kubectl("wait", "--for=create", "serviceaccount/default", "--timeout=60s")
         return tenant
 
-    def conditions(self, tenant: Tenant) -> dict[str, Object]:
-        """Return the conditions of the binding of a tenant by their types."""
+    def bindings(self, tenant: str) -> list[Object]:
+        """Return the binding of a tenant, if it exists."""
         found = json.loads(self.tapestry("tenant", "list", "--output=json"))
-        (binding,) = [each for each in found if each["metadata"]["name"] == tenant.name]
-        return {each["type"]: each for each in binding["status"]["conditions"]}
+        return [each for each in found if name_of(each) == tenant]
 
 
 @contextmanager
@@ -133,9 +136,3 @@ def running_planes(folder: Path, **hosts: Cluster) -> Iterator[Planes]:
     process = PlanesProcess(folder / "planes", "--port-range", PORTS, address=MACHINE)
     with process:
         yield Planes(process, folder, hosts)
-
-
-def inventory(host: Cluster) -> str:
-    """Return the names of all objects of a host cluster with the label of tenants' objects."""
-    kinds = host.kubectl("api-resources", "--verbs=list,delete", "--output=name").split()
-    return host.kubectl("get", ",".join(kinds), "--all-namespaces", OF_TENANTS, "--output=name")

@@ -13,7 +13,7 @@ from tapestry.kube.objects import Object, name_of, uid_of
 
 from .clusters import PhysicalCluster
 from .metrics_servers import aggregated_metrics
-from .tenants import Planes, Tenant, inventory, restricted_pod, running_planes
+from .tenants import Planes, Tenant, restricted_pod, running_planes
 
 pytestmark = pytest.mark.timeout(450)  # includes waiting until another worker has finished with its nodes
 
@@ -106,7 +106,8 @@ def test_top_shows_the_usage_of_pods_and_of_their_node(tenant: Tenant, tmp_path:
         tenant.streams().check_top(pod, "n1")
 
 
-def test_other_verbs_work_in_a_tenant_with_lite_isolation(planes: Planes) -> None:
+@pytest.mark.long
+def test_all_verbs_work_with_lite_isolation(planes: Planes) -> None:
     """These checks create pods that the level `restricted` does not allow."""
     tenant = planes.create_tenant("green", "east", "--isolation", "lite")
     streams = tenant.streams()
@@ -151,8 +152,8 @@ def running_containers(tenant: Tenant) -> set[str]:
 
 
 def test_deleted_tenant_leaves_nothing_in_its_host(planes: Planes, tenant: Tenant) -> None:
-    assert inventory(tenant.host) != ""
+    assert tenant.inventory() != ""
     planes.tapestry("tenant", "delete", "blue")
-    assert inventory(tenant.host) == ""
+    assert tenant.inventory() == ""
     assert json.loads(tenant.kubectl("get", "deployment", "web", "--output=json"))["kind"] == "Deployment"
     planes.tapestry("host", "remove", "east")
