@@ -10,6 +10,8 @@ import io
 import json
 import platform
 import subprocess
+import sys
+import sysconfig
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ class Contents:
     programs: tuple[Path, ...]
     files: Mapping[str, str] = field(default_factory=dict)
     """Text of other files, which are executable, by their path."""
+    paths: tuple[Path, ...] = ()
+    """Files and folders of this machine that have the same paths in the images."""
     others: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Configurations of other images than IMAGE, by their names."""
 
@@ -56,7 +60,7 @@ def write_images(path: Path, contents: Contents) -> None:
 def write_layer(path: Path, contents: Contents) -> None:
     busybox = contents.busybox
     commands = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    with tarfile.open(path, "w") as layer:
+    with tarfile.open(path, "w", dereference=True) as layer:
         for folder in ("bin", "etc", "tmp"):
             layer.addfile(entry(folder, tarfile.DIRTYPE))
         for program in (busybox, *contents.programs):
@@ -65,10 +69,32 @@ def write_layer(path: Path, contents: Contents) -> None:
             link = entry(f"bin/{command}", tarfile.SYMTYPE)
             link.linkname = busybox.name
             layer.addfile(link)
+        for each in contents.paths:
+            layer.add(each, filter=without_caches)
         for name, text in contents.files.items():
             file = entry(name, tarfile.REGTYPE)
             file.size = len(text)
             layer.addfile(file, io.BytesIO(text.encode()))
+
+
+def without_caches(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if "__pycache__" in info.name else info
+
+
+def python_paths() -> tuple[Path, ...]:
+    """Return the interpreter of this process with its libraries, without the tests and without other packages."""
+    interpreter, modules = Path(sys.executable).resolve(), Path(sysconfig.get_path("stdlib"))
+    left_out = {"site-packages", "dist-packages", "test", "idlelib", "tkinter", "ensurepip", "lib2to3"}
+    parts = [each for each in modules.iterdir() if each.name not in left_out and not each.name.startswith("config-")]
+    extensions = [each for each in (modules / "lib-dynload").glob("*.so") if not each.name.startswith("_tkinter.")]
+    linked = {library for each in (interpreter, *extensions) for library in linked_libraries(each)}
+    return (interpreter, *parts, *sorted(linked))
+
+
+def linked_libraries(program: Path) -> list[Path]:
+    """Return the shared libraries of a program, and the loader."""
+    listing = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    return [Path(word) for word in listing.split() if word.startswith("/") and Path(word).exists()]
 
 
 def entry(name: str, kind: bytes) -> tarfile.TarInfo:

@@ -90,7 +90,7 @@ def test_pod_calls_api_of_plane_with_its_token(tenant: Tenant) -> None:
     assert tenant.kubectl("exec", pod, "--", *whoami) == f"system:serviceaccount:default:default {pod}"
 
 
-def test_streams_work_through_the_port_of_the_plane(tenant: Tenant, tmp_path: Path) -> None:
+def test_streams_work_through_port_of_plane(tenant: Tenant, tmp_path: Path) -> None:
     (first, second), streams = pod_names(tenant), tenant.streams()
     streams.check_exec(first)
     streams.with_spdy().check_exec(second)
@@ -100,7 +100,7 @@ def test_streams_work_through_the_port_of_the_plane(tenant: Tenant, tmp_path: Pa
     streams.with_spdy().check_port_forward(first, 8080)
 
 
-def test_top_shows_the_usage_of_pods_and_of_their_node(tenant: Tenant, tmp_path: Path) -> None:
+def test_top_shows_usage_of_pods_and_nodes(tenant: Tenant, tmp_path: Path) -> None:
     (pod, _) = pod_names(tenant)
     with aggregated_metrics(tenant.host, tmp_path):
         tenant.streams().check_top(pod, "n1")

@@ -1,0 +1,91 @@
+"""Charts of three common kinds in a tenant of a host cluster with a real kubelet, installed by Helm."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tapestry.kube.objects import Object
+
+from ..integration.helm import run as run_helm
+from .clusters import PhysicalCluster
+from .images import IMAGE, Contents, python_paths, write_images
+from .tenants import Tenant, running_planes
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(450)]
+
+CHARTS = Path(__file__).with_name("charts")
+OPERATOR = "tapestry.invalid/operator:1"
+PAGES, OLD_PAGES = "pages.v1.example.com", "pages.v1alpha1.example.com"
+
+
+@pytest.fixture(scope="module")
+def tenant(host_cluster: PhysicalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:
+    folder = tmp_path_factory.mktemp("planes")
+    with running_planes(folder, east=host_cluster) as planes:
+        planes.add_host("east")
+        yield planes.create_tenant("blue", "east")
+
+
+def install(tenant: Tenant, chart: str, *values: str, command: str = "install") -> None:
+    """Install a chart, and wait until all that it creates is ready."""
+    options = [f"--set={each}" for each in values]
+    try:
+        run_helm(
+            tenant.host.assets / "helm",
+            *(command, chart, str(CHARTS / chart), *options, "--wait", "--timeout=60s"),
+            kubeconfig=tenant.kubeconfig,
+        )
+    except AssertionError as error:
+        error.add_note(tenant.diagnostics())
+        raise
+
+
+def page_of(tenant: Tenant) -> str:
+    """Return what the Service `web` answers to a pod."""
+    address = tenant.get("service", "web")["spec"]["clusterIP"]
+    return tenant.kubectl("exec", "deployment/web", "--", "wget", "-qO-", f"http://{address}")
+
+
+def test_deployment_with_service_works(tenant: Tenant) -> None:
+    install(tenant, "web", f"image={IMAGE}", "text=first")
+    assert page_of(tenant) == "first"
+    install(tenant, "web", f"image={IMAGE}", "text=second", "replicas=3", command="upgrade")
+    assert page_of(tenant) == "second"
+    run_helm(tenant.host.assets / "helm", "uninstall", "web", "--wait", kubeconfig=tenant.kubeconfig)
+    tenant.kubectl("wait", "pod", "--all", "--for=delete", "--timeout=60s")
+    assert tenant.twins() == {}
+
+
+@pytest.fixture
+def operator(tenant: Tenant, host_cluster: PhysicalCluster, tmp_path: Path) -> Tenant:
+    """A tenant with the operator, whose image is only on the node."""
+    archive, program = tmp_path / "operator.tar", (CHARTS / "operator" / "pages.py").read_text()
+    entrypoint = {"Entrypoint": [str(Path(sys.executable).resolve()), "-B", "/pages.py"]}
+    busybox = Path(shutil.which("busybox") or "")
+    write_images(
+        archive, Contents(busybox, (), {"pages.py": program}, paths=python_paths(), others={OPERATOR: entrypoint})
+    )
+    host_cluster.node.run("ctr", "--namespace=k8s.io", "images", "import", archive)
+    install(tenant, "operator", f"image={OPERATOR}")
+    return tenant
+
+
+def new_page(version: str, **spec: object) -> Object:
+    return {"apiVersion": f"example.com/{version}", "kind": "Page", "metadata": {"name": version}, "spec": spec}
+
+
+def test_operator_with_webhooks_and_conversion_works(operator: Tenant) -> None:
+    operator.apply(new_page("v1", lines=["one"]), new_page("v1alpha1", text="one\ntwo"))
+    assert operator.get(PAGES, "v1")["spec"] == {"lines": ["one"], "owner": "admin"}
+    assert operator.get(OLD_PAGES, "v1")["spec"] == {"text": "one"}
+    assert operator.get(PAGES, "v1alpha1")["spec"] == {"lines": ["one", "two"]}
+    operator.kubectl("wait", "page/v1alpha1", "--for=jsonpath={.status.observed}=one\ntwo", "--timeout=30s")
+    assert operator.get("configmap", "v1alpha1")["data"] == {"text": "one\ntwo"}
+    with pytest.raises(RuntimeError, match="a page needs lines"):
+        operator.kubectl("patch", PAGES, "v1", "--type=merge", "--patch", json.dumps({"spec": {"lines": []}}))
+    operator.kubectl("delete", "page", "v1alpha1")
+    operator.kubectl("wait", "configmap/v1alpha1", "--for=delete", "--timeout=30s")
