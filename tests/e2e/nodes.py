@@ -192,6 +192,14 @@ class RealNode:
             process.wait()
         self._processes.clear()
 
+    def kill_kubelet(self) -> None:
+        """Kill the kubelet. Its containers keep running."""
+        self.run("kill", "-9", *self.run("pidof", "kubelet").split())
+
+    def start_kubelet(self) -> None:
+        """Start a kubelet again after `kill_kubelet`."""
+        self._run_kubelet()
+
     def wait_until_ready(self) -> None:
         command = (self._kit.assets / "kubectl", f"--kubeconfig={self._plane.kubeconfig}", "wait", f"node/{self.name}")
         try:
@@ -287,7 +295,7 @@ class RealNode:
 
     def _run_kubelet(self) -> None:
         for hierarchy in cgroup_hierarchies():
-            (hierarchy / CGROUP / str(self.number)).mkdir(parents=True)
+            (hierarchy / CGROUP / str(self.number)).mkdir(parents=True, exist_ok=True)
         config: Mapping[str, object] = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",

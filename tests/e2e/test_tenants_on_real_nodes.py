@@ -151,6 +151,20 @@ def running_containers(tenant: Tenant) -> set[str]:
     return {each["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://") for each in pods}
 
 
+@pytest.mark.long
+def test_pods_survive_silent_kubelet(tenant: Tenant, host_cluster: PhysicalCluster) -> None:
+    """The plane shows that the node and its pods are not ready, and no pod is replaced."""
+    containers, node = running_containers(tenant), host_cluster.node
+    node.kill_kubelet()
+    tenant.kubectl("wait", "node/n1", "--for=condition=Ready=Unknown", "--timeout=120s")
+    tenant.kubectl("wait", "pod", "--selector=app=web", "--for=condition=Ready=False", "--timeout=30s")
+    assert containers <= set(node.containers())
+    node.start_kubelet()
+    tenant.kubectl("wait", "node/n1", "--for=condition=Ready", "--timeout=60s")
+    tenant.kubectl("wait", "pod", "--selector=app=web", "--for=condition=Ready", "--timeout=60s")
+    assert running_containers(tenant) == containers
+
+
 def test_deleted_tenant_leaves_nothing_in_its_host(planes: Planes, tenant: Tenant) -> None:
     assert tenant.inventory() != ""
     planes.tapestry("tenant", "delete", "blue")
