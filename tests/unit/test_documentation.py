@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from prometheus_client import REGISTRY
 
 import reference
@@ -15,6 +16,8 @@ import tapestry.syncer.app  # noqa: F401  with these modules, all the metrics th
 from smells import command_blocks
 from tapestry.apiext.config import ApiExtConfig
 from tapestry.apis import keys
+from tapestry.apis.clusterbindings import ClusterBindingSpec, Isolation, SyncBack, TenantDns, TenantSync
+from tapestry.apis.hostclusters import HostClusterSpec
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.serving.metrics import ServerCollector
 from tapestry.apiserver.storage.local_store import LocalStore
@@ -151,3 +154,13 @@ def test_each_question_on_places_has_an_existing_file() -> None:
     assert len(questions) >= 20
     assert sorted(answers) == sorted(questions)
     assert [path for path in answers.values() if not (reference.SOURCE / path).is_file()] == []
+
+
+def test_every_field_of_tenants_is_in_the_guide() -> None:
+    text = (ROOT / "docs" / "guides" / "tenants.md").read_text()
+    nested = {"sync": TenantSync, "isolation": Isolation, "dns": TenantDns, "syncBack": SyncBack}
+    names = {each.encode_name for type in (ClusterBindingSpec, HostClusterSpec) for each in structs.fields(type)}
+    names -= set(nested)
+    names |= {f"{name}.{each.encode_name}" for name, type in nested.items() for each in structs.fields(type)}
+    rows = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    assert {name for name in names if f"`{name}`" not in rows} == set()
