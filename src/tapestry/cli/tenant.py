@@ -91,7 +91,7 @@ def create_tenant(name: str, wait: bool, timeout: str, connect: Connect, **optio
                 await wait_for_condition(client, name, READY, seconds)
                 click.echo(f"tenant {name} is ready: pods of the plane run in {options['host']}")
                 condition = condition_of(await client.get(CLUSTER_BINDINGS, name), API_CONDITION)
-                if condition.get("status") == "False":
+                if condition.get("status") in ("False", "Unknown"):
                     click.echo(f"note: {condition['message']}")
 
     run_async(work())

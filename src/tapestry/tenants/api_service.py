@@ -28,11 +28,16 @@ def certificate_names(address: str) -> tuple[str, ...]:
     return (*service_names(API_SERVICE, "default"), address) if address else ()
 
 
-def api_condition(host: str, host_address: str, port: int | None, service_address: str) -> Object:
+def is_loopback(host: str) -> bool:
+    """Return whether only the machine itself reaches a listener on this host."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def api_condition(host: str, host_address: str, port: int | None, listener: str, service_address: str) -> Object:
     """Return the condition that says whether pods reach the API of their plane, and what to do if they do not.
 
-    `host_address` is `apiAddress` of the HostCluster `host`, `port` the plane's own port, and `service_address` that of
-    the Service.
+    `host_address` is `apiAddress` of the HostCluster `host`, `port` the plane's own port, `listener` the host on which
+    the process listens, and `service_address` that of the Service.
     """
     set_address = f"set spec.apiAddress of HostCluster {host}, for example by `tapestry host add {host} --api-address`"
     set_range = "start `tapestry planes run` with --port-range; status.portMessage of the plane says why it has no port"
@@ -47,6 +52,13 @@ def api_condition(host: str, host_address: str, port: int | None, service_addres
         )
     elif not service_address:
         reason, message = "NoClusterIP", f"the host cluster has given no address to Service {API_SERVICE} of the tenant"
+    elif is_loopback(listener):
+        reason, message = (
+            "ListensOnLoopback",
+            f"the process listens on {listener}, so pods reach port {port} only if {host_address} forwards it there; "
+            "otherwise start `tapestry planes run` with --bind-address",
+        )
+        return new_condition(API_CONDITION, None, reason, message)
     else:
         return new_condition(
             API_CONDITION, True, "Available", f"https://{API_SERVICE}.default.svc is {service_address}"

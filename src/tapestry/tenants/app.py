@@ -124,7 +124,9 @@ def install(
         return not exists and process.processes.is_candidate(id)
 
     attendance = Attendance(planes, plane_set, tenants, process.processes)
-    preparation = Preparation(endpoints.ports.port_of, dns_ports.port_of, process.tls.set_extra_names)
+    preparation = Preparation(
+        endpoints.ports.port_of, endpoints.ports.host, dns_ports.port_of, process.tls.set_extra_names
+    )
     host_clusters.install(manager, clusters, process.processes.is_candidate)
     leftovers.install(manager, clusters, process.processes.is_candidate)
     recheck = tenant_controller.install(manager, clusters, tenants, preparation, is_responsible)

@@ -149,7 +149,7 @@ class TenantReconciler:
         )
         name, offered = host.connection.name, binding.host.api_address if binding.host is not None else ""
         return [
-            api_condition(name, offered, prepared.api_port, prepared.api_address),
+            api_condition(name, offered, prepared.api_port, self.preparation.api_host, prepared.api_address),
             dns_condition(binding, name, prepared.dns_port, prepared.dns_address),
         ]
 

@@ -63,6 +63,8 @@ class Preparation:
     """Prepare host clusters for tenants, again when the inputs change."""
 
     api_port: PortOf
+    api_host: str
+    """Host on which these ports listen."""
     dns_port: PortOf
     set_certificate_names: Callable[[str, tuple[str, ...]], None]
     """Set additional names in the serving certificate of a plane, by the id of the plane."""

@@ -114,7 +114,7 @@ class TenantProcess:
 
     def install(self, manager: Manager, clusters: HostClusters) -> TenantRunner:
         clock = running_clock()
-        preparation = Preparation(lambda _: None, lambda _: None, lambda _plane, _names: None, clock.monotonic)
+        preparation = Preparation(lambda _: None, "", lambda _: None, lambda _plane, _names: None, clock.monotonic)
 
         def install_controllers(manager: Manager) -> None:
             planes = manager.informer(PLANES, indexers={"id": planes_by_id})

@@ -33,10 +33,18 @@ OF_TENANTS, OF_SETUP = "tapestry.io/managed-by=tapestry", "tapestry.io/tenant-se
 def test_condition_says_what_is_missing(
     host_address: str, port: int | None, service_address: str, reason: str, remedy: str
 ) -> None:
-    condition = api_condition("east", host_address, port, service_address)
+    condition = api_condition("east", host_address, port, "0.0.0.0", service_address)
     assert condition["type"] == "ApiAvailable"
     assert (condition["status"], condition["reason"]) == (str(reason == "Available"), reason)
     assert remedy in condition["message"]
+
+
+@pytest.mark.parametrize("listener", ["127.0.0.1", "::1", "localhost"])
+def test_listener_that_pods_hardly_reach_is_reported(listener: str) -> None:
+    condition = api_condition("east", ADDRESS, 7000, listener, "10.96.0.1")
+    assert (condition["status"], condition["reason"]) == ("Unknown", "ListensOnLoopback")
+    assert "--bind-address" in condition["message"]
+    assert api_condition("east", ADDRESS, 7000, "", "10.96.0.1")["status"] == "True"
 
 
 def test_certificate_has_all_names_of_the_service() -> None:
@@ -53,7 +61,7 @@ async def test_pod_verifies_and_calls_the_api_of_its_plane(tmp_path: Path) -> No
         id = await world.add_tenant("blue")
         await wait_for_reason(world, "HostHasNoApiAddress")
         await world.management.patch(HOST_CLUSTERS, object_named("east"), {"spec": {"apiAddress": ADDRESS}})
-        await wait_for_reason(world, "Available")
+        await wait_for_reason(world, "ListensOnLoopback")
         await run_pod(world.tenant_client(id))
         [twin] = await world.host.client.list(PODS, labels=OF_TENANTS)
         [service] = await world.host.client.list(SERVICES, labels=OF_SETUP)

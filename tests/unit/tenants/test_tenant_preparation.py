@@ -51,7 +51,7 @@ async def test_only_an_address_of_an_own_service_counts(is_own: bool, cluster_ip
 async def test_another_binding_of_the_plane_keeps_certificate_names() -> None:
     api, _ = host_cluster()
     names: dict[str, tuple[str, ...]] = {}
-    preparation = Preparation(lambda _: None, lambda _: None, names.__setitem__, running_clock().monotonic)
+    preparation = Preparation(lambda _: None, "", lambda _: None, names.__setitem__, running_clock().monotonic)
     host = await connected_host(api)
     await preparation.prepare(tenant_binding(), host)
     assert names == {"blue": ()}
