@@ -164,8 +164,8 @@ class LeftoverReconciler:
 
     async def _is_bound(self, leftover: Leftover) -> bool:
         """Return whether the binding exists and is not being deleted, as after a restore of the management API."""
-        binding = await self.client.find(CLUSTER_BINDINGS, leftover.binding)
-        return binding is not None and uid_of(binding) == leftover.binding_uid and not is_deleting(binding)
+        bindings = await self.client.list(CLUSTER_BINDINGS)
+        return any(uid_of(each) == leftover.binding_uid and not is_deleting(each) for each in bindings)
 
 
 def install(manager: Manager, clusters: HostClusters, is_candidate: Callable[[str], bool]) -> None:

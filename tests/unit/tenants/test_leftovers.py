@@ -181,7 +181,8 @@ async def test_tenant_with_a_binding_is_not_removed() -> None:
     async with world.process():
         await world.wait_until_ready()
         binding = await world.binding()
-        await record_leftover(world.management, leftover_of(binding, await world.management.get(HOST_CLUSTERS, HOST)))
+        forged = {**binding, "metadata": {**binding["metadata"], "name": "other"}}
+        await record_leftover(world.management, leftover_of(forged, await world.management.get(HOST_CLUSTERS, HOST)))
         await wait_for_no_record(world)
         assert await namespaces(world) == [await world.namespace()]
 
