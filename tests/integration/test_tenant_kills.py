@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.unit.tenants.running_tenants import pod_named, wait_for_pod
 
+from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.client.client import Client
@@ -18,15 +19,17 @@ from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.client.watch import Changes, ListPage, Watch, wait_for
 from tapestry.kube.conditions import is_condition_true
-from tapestry.kube.objects import Object, is_deleting, key_of, object_named, value_at
-from tapestry.kube.resources import NAMESPACES, PODS, ROLE_BINDINGS, Resource
+from tapestry.kube.objects import Object, is_deleting, key_of, name_of, object_named, uid_of, value_at
+from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PODS, ROLE_BINDINGS, Resource
 from tapestry.manager.join_steps import Cluster
+from tapestry.tenants.host_clusters import HOSTS_NAMESPACE
 from tapestry.tenants.host_registration import AddedHost, HostPlan, add_host
+from tapestry.tenants.leftovers import record_name
 
 from .plane_clients import client_of, created_plane, plane_kubeconfig, together
 from .servers import ClusterProcess, PlanesProcess
+from .tenant_processes import OF_TENANTS
 
-OF_TENANTS = "tapestry.io/cluster-binding-uid"
 TIMEOUT = 30.0
 Until = Callable[[Object | None], bool]
 
@@ -36,6 +39,7 @@ class Setting:
     """The processes, and the clients that outlive a kill of the process of planes."""
 
     planes: PlanesProcess
+    cluster: ClusterProcess
     management: Client
     host: Client
 
@@ -43,8 +47,17 @@ class Setting:
         """Kill the process of planes at a state of a tenant's object in the host cluster, and start it again."""
         async with asyncio.timeout(TIMEOUT):
             await first_object(self.host, resource, until)
+        await self.restart_planes()
+
+    async def restart_planes(self) -> None:
         self.planes.kill()
         await asyncio.to_thread(self.planes.start)
+
+    async def create_tenant(self) -> None:
+        """Create a plane and its binding."""
+        id = plane_id(await created_plane(self.management, "blue"))
+        spec = {"clusterID": id, "virtualCluster": id, "hostCluster": "east"}
+        await self.management.create(CLUSTER_BINDINGS, {**object_named("blue"), "spec": spec})
 
     async def wait_for_binding(self, until: Until) -> None:
         await wait_for(self.management, CLUSTER_BINDINGS, "blue", until=until, timeout=TIMEOUT)
@@ -93,7 +106,7 @@ async def running(folder: Path) -> AsyncIterator[Setting]:
                 Cluster("management", management, print), Cluster("host", host, print), access, HttpTransport
             )
             await add_host(HostPlan("east", {"allowLoopback": True}), clusters, datetime.now(UTC))
-            yield Setting(planes, management, host)
+            yield Setting(planes, cluster, management, host)
     finally:
         planes.kill()
         cluster.kill()
@@ -115,11 +128,8 @@ async def run_pods(plane: Client) -> None:
 @pytest.mark.timeout(300)
 async def test_tenant_survives_kills_at_each_step_and_leaves_nothing(tmp_path: Path) -> None:
     async with running(tmp_path) as setting:
-        created = await created_plane(setting.management, "blue", backend="file")
+        await setting.create_tenant()
         file = await plane_kubeconfig(setting.management, "blue", tmp_path / "plane.kubeconfig")
-        id = plane_id(created)
-        spec = {"clusterID": id, "virtualCluster": id, "hostCluster": "east"}
-        await setting.management.create(CLUSTER_BINDINGS, {**object_named("blue"), "spec": spec})
         await setting.kill_when(NAMESPACES, bool)
         await setting.wait_for_binding(has_condition("Ready"))
 
@@ -142,7 +152,7 @@ async def test_tenant_survives_kills_at_each_step_and_leaves_nothing(tmp_path: P
             assert len(await setting.twins()) == 2
 
             await setting.management.delete(PLANES, object_named("blue"))
-            await asyncio.to_thread(setting.planes.restart)
+            await setting.restart_planes()
             await wait_for(setting.management, PLANES, "blue", until=waits_for_tenant, timeout=TIMEOUT)
             assert len(await plane.list(PODS)) == 2
 
@@ -155,3 +165,26 @@ async def test_tenant_survives_kills_at_each_step_and_leaves_nothing(tmp_path: P
 
 def waits_for_tenant(plane: Object | None) -> bool:
     return "`tapestry tenant delete blue`" in value_at(plane, "status", "message", default="")
+
+
+@pytest.mark.timeout(300)
+async def test_forced_deletion_survives_a_kill_and_leaves_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as setting:
+        await setting.create_tenant()
+        await setting.wait_for_binding(has_condition("Ready"))
+        [namespace] = await setting.host.list(NAMESPACES, labels=OF_TENANTS)
+        setting.cluster.kill()
+
+        patch = {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}}
+        binding = await setting.management.patch(CLUSTER_BINDINGS, object_named("blue"), patch)
+        await setting.management.delete(CLUSTER_BINDINGS, object_named("blue"))
+        record = object_named(record_name(uid_of(binding)), HOSTS_NAMESPACE)["metadata"]
+        target = CONFIGMAPS, record["name"], record["namespace"]
+        await wait_for(setting.management, *target, until=bool, timeout=TIMEOUT)
+        await setting.restart_planes()
+        await setting.wait_for_binding(lambda each: each is None)
+        assert (await setting.management.get(*target))["data"]["namespace"] == name_of(namespace)
+
+        await asyncio.to_thread(setting.cluster.start)
+        await wait_for(setting.management, *target, until=lambda each: each is None, timeout=TIMEOUT)
+        assert await setting.inventory() == []
