@@ -30,8 +30,11 @@ class Setting:
     def in_plane(self, *words: str, stdin: str = "") -> str:
         return self.kubectl(*words, kubeconfig=self.plane, stdin=stdin)
 
-    def in_host(self, *words: str) -> str:
-        return self.kubectl(*words, kubeconfig=self.host.kubeconfig)
+    def in_host(self, *words: str, stdin: str = "") -> str:
+        return self.kubectl(*words, kubeconfig=self.host.kubeconfig, stdin=stdin)
+
+    def in_management(self, *words: str) -> str:
+        return self.kubectl(*words, kubeconfig=self.planes.kubeconfig)
 
 
 def inventory(kubectl: Callable[..., str]) -> str:
