@@ -1,11 +1,12 @@
 """Controller of the Ingresses of a tenant, and the copies of the certificates that they name."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tapestry.apis.clusterbindings import Binding
-from tapestry.controller import Controller, ObjectCache
+from tapestry.controller import ObjectCache
 from tapestry.kube.objects import Object
-from tapestry.kube.resources import INGRESSES
+from tapestry.kube.resources import INGRESSES, SECRETS
 from tapestry.syncer.components import Syncer
 from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.topdown.copies import CopyReconciler
@@ -33,10 +34,21 @@ class Certificates:
         return any(has_twin(each, binding) for each in self.ingresses.store.iter_by(CERTIFICATE_INDEX, key))
 
     def on_change(self, old: Object | None, new: Object | None) -> None:
-        """Watch the Secrets of an Ingress, and delete copies that nothing needs any more."""
+        """Handle a change of an Ingress."""
         for key in {key for each in (old, new) if each is not None for key in named_certificates(each)}:
-            self.copies.source_cache.requeue(key)
-            self.copies.schedule_sweep(key.split("/")[1])
+            self.requeue(key)
+
+    def requeue_all(self) -> None:
+        for key in self.ingresses.store.index_values(CERTIFICATE_INDEX):
+            self.requeue(key)
+
+    def requeue(self, key: str) -> None:
+        """Watch a Secret and copy it if it is needed, and otherwise delete its copy."""
+        sources = self.copies.source_cache
+        sources.requeue(key)
+        if sources.is_synced(key):
+            sources.after_sync(key)
+        self.copies.schedule_sweep(key.split("/")[1])
 
 
 def has_twin(ingress: Object, binding: Binding) -> bool:
@@ -47,8 +59,10 @@ def has_twin(ingress: Object, binding: Binding) -> bool:
     return True
 
 
-def wire_ingresses(syncer: Syncer, copies: CopyReconciler, leased_nodes: LeasedNodes, *, is_synced: bool) -> Controller:
-    """Add the controller of Ingresses to the syncer of a tenant."""
+def wire_ingresses(
+    syncer: Syncer, copies: CopyReconciler, leased_nodes: LeasedNodes, *, is_synced: bool
+) -> Callable[[], None]:
+    """Add the controller of Ingresses to the syncer of a tenant. Return a function that requeues all of them."""
 
     def desired(ingress: Object, binding: Binding) -> Object:
         twin = desired_ingress(ingress, binding)
@@ -61,11 +75,18 @@ def wire_ingresses(syncer: Syncer, copies: CopyReconciler, leased_nodes: LeasedN
         return reported_status(ingress, twin, binding) if binding is not None else None
 
     controller = wire_twin_kind(syncer, "ingresses", TwinKind(INGRESSES, desired, reported), is_synced=is_synced)
-    if is_synced:
-        ingresses = syncer.manager.informer(INGRESSES)
-        ingresses.store.add_index(CERTIFICATE_INDEX, named_certificates)
-        certificates = Certificates(syncer.current_binding, ingresses, copies)
-        copies.other_users.append(certificates.needs)
-        ingresses.on_change(certificates.on_change)
     leased_nodes.on_change(controller.resync)
-    return controller
+    if not is_synced:
+        return controller.resync
+    ingresses = syncer.manager.informer(INGRESSES)
+    ingresses.store.add_index(CERTIFICATE_INDEX, named_certificates)
+    certificates = Certificates(syncer.current_binding, ingresses, copies)
+    copies.other_users.append(certificates.needs)
+    ingresses.on_change(certificates.on_change)
+    copies.copy_informers[SECRETS.plural].after_sync(certificates.requeue_all)
+
+    def requeue_all() -> None:
+        controller.resync()
+        certificates.requeue_all()
+
+    return requeue_all

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from tapestry.controller import Controller
 from tapestry.kube.objects import Object
 from tapestry.syncer.components import Syncer
 from tapestry.syncer.topdown.copies import CopyReconciler
@@ -22,7 +21,7 @@ class OtherKinds:
         self._tenant, self._syncer, self._leased_nodes = tenant, syncer, leased_nodes
         self._labels = PolicyLabels(syncer, is_synced=tenant.sync.network_policies)
         self._priorities = TwinPriorities(syncer, tenant.priority_classes)
-        self._controllers: tuple[Controller, ...] = ()
+        self._resyncs: tuple[Callable[[], None], ...] = ()
 
     def twin_settings(self, pod: Object) -> TwinSettings:
         return TwinSettings(self._labels.of_pod(pod), self._priorities.class_of(pod))
@@ -31,15 +30,14 @@ class OtherKinds:
         """Add the controllers to the syncer."""
         tenant, syncer, leased_nodes, sync = self._tenant, self._syncer, self._leased_nodes, self._tenant.sync
         self._labels.requeue_pods(requeue_pod)
-        self._controllers = (
-            wire_ingresses(syncer, copies, leased_nodes, is_synced=sync.ingresses),
-            wire_network_policies(
-                *(syncer, tenant.destinations, tenant.addresses, leased_nodes), is_synced=sync.network_policies
-            ),
-            wire_disruption_budgets(syncer, is_synced=sync.disruption_budgets),
+        policies = wire_network_policies(
+            *(syncer, tenant.destinations, tenant.addresses, leased_nodes), is_synced=sync.network_policies
         )
+        budgets = wire_disruption_budgets(syncer, is_synced=sync.disruption_budgets)
+        ingresses = wire_ingresses(syncer, copies, leased_nodes, is_synced=sync.ingresses)
+        self._resyncs = policies.resync, budgets.resync, ingresses
 
     def resync(self) -> None:
         """Compare all twins again."""
-        for each in self._controllers:
-            each.resync()
+        for resync in self._resyncs:
+            resync()

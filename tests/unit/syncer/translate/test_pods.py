@@ -22,6 +22,7 @@ from tapestry.kube.objects import Object, name_of
 from tapestry.syncer.translate.metadata import is_applied
 from tapestry.syncer.translate.pods import (
     HostAlias,
+    TwinSettings,
     desired_twin,
     ephemeral_patch,
     host_and_port,
@@ -43,6 +44,18 @@ def new_binding(name: str = "east", **spec: Any) -> Binding:
         "secretRef": {"name": "s", "namespace": "tapestry-system"},
     }
     return binding_of({"metadata": {"name": name, "uid": "5e1f"}, "spec": {**needed, **spec}}, "a-virtual-cluster")
+
+
+def test_settings_of_other_objects_decide_labels_and_priority() -> None:
+    plain = new_twin(new_pod(), new_binding(), "n1")
+    labelled = new_twin(new_pod(), new_binding(), "n1", settings=TwinSettings({"decided": "true"}, "high"))
+    assert (plain["spec"]["priorityClassName"], labelled["spec"]["priorityClassName"]) == ("tapestry-leased", "high")
+    patch = twin_patch(plain, desired_twin(new_pod(), new_binding(), "n1", settings=TwinSettings({"decided": "true"})))
+    assert patch is not None
+    assert patch["metadata"]["labels"]["decided"] == "true"
+    removal = twin_patch(labelled, desired_twin(new_pod(), new_binding(), "n1"))
+    assert removal is not None
+    assert removal["metadata"]["labels"]["decided"] is None
 
 
 @pytest.mark.parametrize("name", CASES)

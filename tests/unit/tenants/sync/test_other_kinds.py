@@ -363,6 +363,23 @@ def kind_comes_and_goes(
     return world
 
 
+async def certificate_is_copied(plane: Client, host: Client) -> None:
+    await add_binding(plane, sync=ON)
+    secret = {**object_named("certificate", "team-a"), "data": {"tls.crt": "YQ=="}}
+    source = ingress(tls=[{"hosts": [HOST], "secretName": "certificate"}])
+    await plane.create(INGRESSES, source)
+    await twin_until(plane, host, INGRESSES, source, bool)
+    await plane.create(SECRETS, secret)
+    await twin_until(plane, host, SECRETS, secret, bool)
+    ref = object_named("certificate", "team-a")
+    await plane.patch(SECRETS, ref, {"data": {"tls.crt": "Yg=="}})
+    has_change = lambda copy: copy is not None and copy["data"]["tls.crt"] == "Yg=="  # noqa: E731
+    await twin_until(plane, host, SECRETS, secret, has_change)
+    await plane.patch(INGRESSES, object_named("shop", "team-a"), {"spec": {"tls": None}})
+    await twin_until(plane, host, SECRETS, secret, lambda copy: copy is None)
+    await asyncio.sleep(400)
+
+
 def to_other_service(twin: Object) -> bool:
     path = twin["spec"]["rules"][0]["http"]["paths"][0]
     return bool(path["backend"]["service"]["port"] == {"name": "web"})
@@ -385,6 +402,7 @@ WORLDS = {
         {"spec": {"egress": [{}]}},
         lambda twin: bool(twin["spec"].get("egress")),
     ),
+    "a certificate is copied": certificate_is_copied,
     "a disruption budget comes and goes": kind_comes_and_goes(
         DISRUPTION_BUDGETS,
         budget(minAvailable=1),
@@ -402,7 +420,7 @@ SCENARIOS = [
     Scenario(
         *(name, SERVED, setup, world, CONFIG),
         others=[SERVED],
-        counts=is_about(INGRESSES, NETWORK_POLICIES, DISRUPTION_BUDGETS),
+        counts=is_about(INGRESSES, NETWORK_POLICIES, DISRUPTION_BUDGETS, SECRETS),
         is_plane=True,
     )
     for name, world in WORLDS.items()
