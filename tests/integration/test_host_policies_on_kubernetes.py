@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from tapestry.tenants.host_registration import role_objects
 from tapestry.tenants.host_setup import apply_tenant
 from tapestry.tenants.sync.disruption_budgets import desired_budget
 from tapestry.tenants.sync.ingress_translation import desired_ingress
-from tapestry.tenants.sync.network_policy_translation import Surroundings, desired_policy
+from tapestry.tenants.sync.network_policy_translation import MAX_PEERS, Surroundings, desired_policy
 from tapestry.tenants.tenant_binding import TenantAddresses
 
 from .escape_rights import OTHER_KINDS, PLAIN_OBJECTS
@@ -129,6 +129,13 @@ def ingress() -> Object:
     return {**object_named("shop", "team-a"), "spec": {"rules": [rule], "tls": [{"secretName": "certificate"}]}}
 
 
+def largest_policies() -> Iterator[Object]:
+    """Yield policies with as many rules and peers as a tenant may have, which cost the most to check."""
+    block = {"ipBlock": {"cidr": "0.0.0.0/0"}}
+    for name, rules in (("rules", [{}] * MAX_PEERS), ("peers", [{"to": [block] * (MAX_PEERS - 1)}])):
+        yield {**object_named(name, "team-a"), "spec": {"podSelector": {}, "policyTypes": ["Egress"], "egress": rules}}
+
+
 def network_policy() -> Object:
     peers = [
         {"ipBlock": {"cidr": "0.0.0.0/0"}},
@@ -152,6 +159,7 @@ async def test_twins_are_accepted_and_stay_as_they_are(account: TenantAccount) -
     for resource, twin in (
         (INGRESSES, desired_ingress(ingress(), binding)),
         (NETWORK_POLICIES, desired_policy(network_policy(), binding, around)),
+        *((NETWORK_POLICIES, desired_policy(each, binding, around)) for each in largest_policies()),
         (DISRUPTION_BUDGETS, desired_budget(budget(), binding)),
     ):
         created = await account.client.converge(resource, None, twin)

@@ -32,7 +32,8 @@ from tapestry.manager.volume_policies import POD_SOURCES
 from tapestry.tenants.host_connection import SHARED_NAMESPACE
 from tapestry.tenants.host_objects import ACCOUNT, NAMESPACE_PREFIX
 from tapestry.tenants.host_rights import HOST_ACCOUNT
-from tapestry.tenants.sync.ingress_translation import SAFE_PATH
+from tapestry.tenants.sync.ingress_translation import MAX_PATHS, SAFE_PATH
+from tapestry.tenants.sync.network_policy_translation import MAX_PEERS
 from tapestry.tenants.tenant_binding import ISOLATION_LEVELS
 
 HOST_POLICY, TENANT_POLICY = "tapestry-host", "tapestry-tenants"
@@ -282,6 +283,9 @@ def ingress_rules() -> Iterator[Object]:
         f"!has({spec}.defaultBackend) && {own_rules} && (!has({spec}.tls) || {spec}.tls.all(each, {own_hosts}))",
         "spec.rules: a tenant may only have hosts below its domain, and no default backend",
     )
+    few = f"has({spec}.rules) && size({spec}.rules) <= {MAX_PATHS}"
+    few_paths = f"{spec}.rules.all(each, !has(each.http) || size(each.http.paths) <= {MAX_PATHS})"
+    yield ingress_rule(f"{few} && {few_paths}", f"spec.rules: a tenant may have {MAX_PATHS} rules and paths")
     safe = f"(!has(path.path) || path.path.matches({cel(SAFE_PATH)})) && has(path.backend.service)"
     yield ingress_rule(
         f"!has({spec}.rules) || {spec}.rules.all(each, !has(each.http) || each.http.paths.all(path, {safe}))",
@@ -307,6 +311,14 @@ def network_policy_rules() -> Iterator[Object]:
         ),
         "a tenant may only have network policies if its binding syncs them, and only for its own pods",
     )
+    for field, side in (("ingress", "from"), ("egress", "to")):
+        rules = f"object.spec.{field}"
+        few_peers = f"{rules}.all(each, !has(each.{side}) || size(each.{side}) <= {MAX_PEERS})"
+        few = f"size({rules}) <= {3 * MAX_PEERS} && {few_peers}"  # a rule may need two more, for the plane and for DNS
+        yield rule(
+            only_for(["networkpolicies"], f"object == null || !has({rules}) || {few}"),
+            f"spec.{field}: a tenant may have {MAX_PEERS} rules and peers",
+        )
     forbidden = f"{annotation('namespaceObject', keys.FORBIDDEN_RANGES)}.split(',')"
     overlaps = "cidr(peer.ipBlock.cidr).containsCIDR(range) || cidr(range).containsCIDR(peer.ipBlock.cidr)"
     left_out = "has(peer.ipBlock.except) && peer.ipBlock.except.exists(each, cidr(each).containsCIDR(range))"

@@ -28,6 +28,8 @@ from tapestry.tenants.tenant_binding import ingress_suffix
 CLASS_ANNOTATION = "kubernetes.io/ingress.class"
 SAFE_PATH = "^(/[A-Za-z0-9._~/%:@=+-]*)?$"
 """Paths that mean nothing special in the configuration of an ingress controller."""
+MAX_PATHS = 100
+"""Maximum rules, paths and certificates of an Ingress: the controller of the owner works on all of them."""
 
 
 def desired_ingress(ingress: Object, binding: Binding) -> Object:
@@ -72,10 +74,14 @@ def is_offered_class(ingress: Object, binding: Binding) -> bool:
 
 def errors_of(spec: Object, suffix: str) -> Iterator[NotSynced]:
     """Yield what an Ingress may not have in the host cluster."""
+    rules = spec.get("rules") or ()
+    if max(len(rules), len(spec.get("tls") or ()), sum(len(paths_of(each)) for each in rules)) > MAX_PATHS:
+        message = f"spec.rules: an Ingress may have {MAX_PATHS} rules, paths and certificates in the host cluster"
+        yield NotSynced("TooManyPaths", message)
     if spec.get("defaultBackend") is not None:
         message = "spec.defaultBackend: it would answer requests to other tenants; give a rule for each host"
         yield NotSynced("DefaultBackendNotAllowed", message)
-    for number, rule in enumerate(spec.get("rules") or ()):
+    for number, rule in enumerate(rules):
         yield from host_errors(f"spec.rules[{number}].host", rule.get("host") or "", suffix)
         for index, each in enumerate(paths_of(rule)):
             yield from path_errors(f"spec.rules[{number}].http.paths[{index}]", each)

@@ -47,6 +47,8 @@ PEERS: dict[Direction, str] = {"Ingress": "from", "Egress": "to"}
 DNS_NAMESPACE, DNS_LABELS = "kube-system", {"k8s-app": "kube-dns"}
 """Namespace and labels of the pods of DNS in other clusters."""
 DNS_PORT_NAMES = ("dns", "dns-tcp")
+MAX_PEERS = 100
+"""Maximum rules and peers of a policy in each direction: the nodes of the owner work on all of them."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ def policy_types(policy: Object) -> list[Direction]:
     return [each for each in DIRECTIONS if each in given]
 
 
+def peer_count(policy: Object, direction: Direction) -> int:
+    """Return the number of rules and peers of a direction."""
+    return sum(1 + len(rule.get(PEERS[direction]) or ()) for rule in policy["spec"].get(direction.lower()) or ())
+
+
 def decided_labels(pod: Object, policies: Iterable[Object]) -> dict[str, str]:
     """Return the labels of the twin of a pod for the directions about which policies of its namespace decide."""
     labels, found = labels_of(pod), set[Direction]()
@@ -87,6 +94,8 @@ def desired_policy(policy: Object, binding: Binding, surroundings: Surroundings)
     if not binding.spec.sync.network_policies:
         raise NoTwin
     spec, types = policy["spec"], policy_types(policy)
+    if any(peer_count(policy, each) > MAX_PEERS for each in types):
+        raise NotSynced("TooManyPeers", f"spec: a policy may have {MAX_PEERS} rules and peers in the host cluster")
     rules = PolicyRules(policy, binding, surroundings)
     return {
         "apiVersion": NETWORK_POLICIES.api_version,

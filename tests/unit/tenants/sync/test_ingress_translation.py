@@ -109,6 +109,13 @@ def test_plain_paths_are_synced(text: str | None) -> None:
     assert found.get("path") == text
 
 
+def test_many_paths_are_refused() -> None:
+    assert len(spec_of(ingress(*[rule()] * 100))["rules"]) == 100
+    assert reason_of(ingress(*[rule()] * 101)) == "TooManyPaths"
+    assert reason_of(ingress(rule(HOST, *[path()] * 101))) == "TooManyPaths"
+    assert reason_of(ingress(tls=[{"hosts": [HOST]}] * 101)) == "TooManyPaths"
+
+
 def test_default_backends_and_other_backends_are_refused() -> None:
     backend = {"service": {"name": "a", "port": {"number": 1}}}
     assert reason_of(ingress(defaultBackend=backend)) == "DefaultBackendNotAllowed"

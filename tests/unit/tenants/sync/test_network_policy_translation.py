@@ -22,7 +22,7 @@ from tapestry.tenants.sync.network_policy_translation import (
     policy_limitation,
     uses_namespaces,
 )
-from tapestry.tenants.sync.twin_objects import NoTwin
+from tapestry.tenants.sync.twin_objects import NotSynced, NoTwin
 from tapestry.tenants.tenant_binding import TenantAddresses
 
 from ..effective_bindings import tenant
@@ -161,6 +161,15 @@ def test_no_policy_opens_more_than_the_isolation(peers: list[Object], mode: Any)
     spec = spec_of(policy(egress=[{"to": peers}], policyTypes=["Egress"]), binding)
     for address in ("169.254.169.254", "203.0.113.10", "127.0.0.1", *(("10.96.0.1",) if mode == "full" else ())):
         assert not allows(spec, "egress", address=address, port=22)
+
+
+def test_many_peers_are_refused_but_decide() -> None:
+    peers = [{"podSelector": {}}]
+    assert spec_of(policy(ingress=[{"from": peers * 99}]))["ingress"]
+    for rules in ([{"from": peers * 100}], [{"from": peers}] * 51):
+        with pytest.raises(NotSynced, match="100"):
+            desired_policy(policy(ingress=rules), BINDING, AROUND)
+    assert decided_labels(object_named("p", "team-a"), [policy(ingress=[{"from": peers * 100}])])
 
 
 # -- the plane and DNS
