@@ -12,16 +12,15 @@ CLASSES = """
 ---
 {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: tenants-high}, value: -20}
 """
-OFFER = """
+OFFER = (
+    *("--ingress-class", "public", "--ingress-domain", "apps.example.com", "--ingress-namespace", "ingress"),
+    *("--priority-class", "tenants-low", "--priority-class", "missing", "--priority-class", "tenants-high"),
+)
+KINDS = ("ingresses", "network-policies", "disruption-budgets", "priority-classes")
+SYNC = [word for kind in KINDS for word in ("--sync", kind)]
+OFF = """
 spec:
-  ingressClass: public
-  ingressDomain: apps.example.com
-  ingressNamespace: ingress
-  priorityRange: {classes: [tenants-low, missing, tenants-high]}
-"""
-SYNC = """
-spec:
-  sync: {ingresses: %(on)s, networkPolicies: %(on)s, disruptionBudgets: %(on)s, priorityClasses: %(on)s}
+  sync: {ingresses: false, networkPolicies: false, disruptionBudgets: false, priorityClasses: false}
 """
 SHOP = """
 {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: important}, value: 1000}
@@ -71,7 +70,7 @@ spec:
         image: web
         securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 """
-KINDS = "ingresses,networkpolicies,poddisruptionbudgets"
+TWIN_KINDS = "ingresses,networkpolicies,poddisruptionbudgets"
 TWINS = f"{OF_TENANTS},!tapestry.io/tenant-setup"
 TIMEOUT = 60.0
 
@@ -86,13 +85,11 @@ def wait_for(read: Callable[[], str], expected: str) -> None:
 def test_other_kinds_follow_their_switches(setting: Setting) -> None:
     tapestry, in_plane, in_host = setting.tapestry, setting.in_plane, setting.in_host
     in_host("apply", "-f", "-", stdin=CLASSES)
-    tapestry("host", "add", "east", "--cluster-kubeconfig", setting.host.kubeconfig, "--allow-loopback")
+    tapestry("host", "add", "east", "--cluster-kubeconfig", setting.host.kubeconfig, "--allow-loopback", *OFFER)
     in_management = setting.in_management
-    in_management("patch", "hostcluster", "east", "--type=merge", "-p", OFFER)
     tapestry("planes", "create", "blue")
     setting.plane.write_text(tapestry("planes", "kubeconfig", "blue"))
-    tapestry("tenant", "create", "blue", "--host", "east")
-    in_management("patch", "clusterbinding", "blue", "--type=merge", "-p", SYNC % {"on": "true"})
+    tapestry("tenant", "create", "blue", "--host", "east", *SYNC)
     in_plane("wait", "--for=create", "serviceaccount/default", "--timeout=30s")
     id = in_management("get", "plane", "blue", "-o", "jsonpath={.status.id}")
     in_plane("apply", "-f", "-", stdin=SHOP % {"id": id})
@@ -112,8 +109,8 @@ def test_other_kinds_follow_their_switches(setting: Setting) -> None:
     events = "jsonpath={.items[?(@.reason=='HostNotAllowed')].involvedObject.name}"
     wait_for(lambda: in_plane("get", "events", "-o", events), "other")
 
-    in_management("patch", "clusterbinding", "blue", "--type=merge", "-p", SYNC % {"on": "false"})
-    wait_for(lambda: twins(KINDS, ".metadata.name"), "")
+    in_management("patch", "clusterbinding", "blue", "--type=merge", "-p", OFF)
+    wait_for(lambda: twins(TWIN_KINDS, ".metadata.name"), "")
     wait_for(has_copy, "False")
     wait_for(lambda: twins("pods", ".metadata.labels.tapestry\\.io/egress-decided"), "")
     in_plane("rollout", "restart", "deployment/web")

@@ -35,6 +35,7 @@ SPEC_OPTIONS = {
     "dns_address": "dnsAddress",
     "ingress_class": "ingressClass",
     "ingress_domain": "ingressDomain",
+    "ingress_namespace": "ingressNamespace",
 }
 """Fields of the HostCluster by the options of `tapestry host add`."""
 
@@ -86,6 +87,14 @@ def host() -> None:
 @click.option("--ingress-class", help="IngressClass of the host cluster for Ingresses of tenants.")
 @click.option("--ingress-domain", help="Domain of the host names in Ingresses of tenants.")
 @click.option(
+    "--ingress-namespace", help="Namespace of the ingress controller, which connects from there to isolated tenants."
+)
+@click.option(
+    "--priority-class",
+    multiple=True,
+    help="PriorityClass of the host cluster for priorities of tenants' pods. Repeatable, from the lowest one on.",
+)
+@click.option(
     "--storage-class",
     multiple=True,
     metavar="NAME[=HOST-NAME]",
@@ -127,6 +136,8 @@ async def run_add(name: str, connect: Connect, options: dict[str, Any]) -> None:
     spec = {field: options[option] for option, field in SPEC_OPTIONS.items() if options[option] is not None}
     if options["storage_class"]:
         spec["storageClasses"] = [storage_class_from_option(each) for each in options["storage_class"]]
+    if options["priority_class"]:
+        spec["priorityRange"] = {"classes": list(options["priority_class"])}
     plan = HostPlan(
         name,
         spec,

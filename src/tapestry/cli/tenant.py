@@ -26,6 +26,13 @@ from tapestry.tenants.leftovers import recorded_leftover
 from tapestry.tenants.tenant_controller import READY, oldest, plane_of
 
 COLUMNS = ("NAME", "PHASE", "HOST", "WORKLOADS", "NODES", "PODS", "CPU", "MEMORY", "BINDING", "MESSAGE")
+SYNC_OPTIONS = {
+    "ingresses": "ingresses",
+    "network-policies": "networkPolicies",
+    "disruption-budgets": "disruptionBudgets",
+    "priority-classes": "priorityClasses",
+}
+"""Switches of `spec.sync` by the values of `--sync`."""
 WAIT_OPTION = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Wait until the tenant is in the requested state."
 )
@@ -40,6 +47,7 @@ def tenant() -> None:
     "tapestry tenant create pr-42 --host east",
     "tapestry tenant create pr-42 --host east --quota requests.cpu=8 --quota pods=50",
     "tapestry tenant create pr-42 --host east --placement virtual --sync-nodes",
+    "tapestry tenant create pr-42 --host east --sync ingresses --sync network-policies",
     parent=tenant,
     name="create",
 )
@@ -53,6 +61,12 @@ def tenant() -> None:
     help="Scheduler of the pods: that of the host cluster, or that of the plane on virtual nodes.",
 )
 @click.option("--sync-nodes", is_flag=True, help="Show all leased nodes in the plane, not only those with its pods.")
+@click.option(
+    "--sync",
+    type=click.Choice(list(SYNC_OPTIONS)),
+    multiple=True,
+    help="Kind of the plane that is also synced to the host cluster. Repeatable.",
+)
 @click.option(
     "--isolation",
     type=click.Choice(["full", "lite"]),
@@ -72,7 +86,7 @@ def create_tenant(name: str, wait: bool, timeout: str, connect: Connect, **optio
     spec = {
         "hostCluster": options["host"],
         "placement": options["placement"],
-        "sync": {"nodes": options["sync_nodes"]},
+        "sync": {"nodes": options["sync_nodes"], **{SYNC_OPTIONS[each]: True for each in options["sync"]}},
         "isolation": {"mode": options["isolation"]},
         "quota": quota_from_options(options["quota"]),
     }
