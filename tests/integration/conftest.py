@@ -131,7 +131,11 @@ async def theirs(control_plane: ControlPlane) -> AsyncIterator[Theirs]:
 
 
 @pytest.fixture
-def setting(kube_assets: Path, tmp_path: Path) -> Iterator[Setting]:
-    """Processes of a tenant: planes, and a host cluster with two nodes."""
-    with PlanesProcess(tmp_path / "planes") as planes, ClusterProcess(tmp_path / "host", "--nodes", "2") as host:
+def setting(kube_assets: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Setting]:
+    """Processes of a tenant: planes, and a host cluster with two nodes, which may get more options by a parameter."""
+    options = getattr(request, "param", ())
+    with (
+        PlanesProcess(tmp_path / "planes") as planes,
+        ClusterProcess(tmp_path / "host", "--nodes", "2", *options) as host,
+    ):
         yield Setting(planes, host, kubectl_of(kube_assets, host.kubeconfig), tmp_path / "plane.kubeconfig")

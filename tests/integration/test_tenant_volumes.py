@@ -1,4 +1,4 @@
-"""Volumes of a tenant from the first to the last command, with its processes: planes and a host cluster."""
+"""Volumes of a tenant from the first to the last command, with its processes: planes and a Kubernetes host cluster."""
 
 import json
 from typing import Any
@@ -36,6 +36,17 @@ RETAIN = '{"spec": {"persistentVolumeReclaimPolicy": "Retain"}}'
 AVAILABLE = '{"spec": {"claimRef": null}}'
 LARGER = '{"spec": {"resources": {"requests": {"storage": "2Gi"}}}}'
 
+CLAIM = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+FORBIDDEN: list[tuple[dict[str, Any], str]] = [
+    ({"volumeName": "foreign", "storageClassName": ""}, "host cluster chooses the volumes"),
+    ({"storageClassName": "internal"}, "does not offer this class"),
+    ({"dataSource": {"kind": "PersistentVolumeClaim", "name": "a"}}, "new and empty volumes"),
+    ({"selector": {"matchLabels": {"a": "b"}}}, "new and empty volumes"),
+    ({"annotations": {"volume.beta.kubernetes.io/storage-class": "internal"}}, "a tenant may only set"),
+    ({"annotations": {"nfs.io/storage-path": "../foreign"}}, "a tenant may only set"),
+]
+"""Fields that the account of a tenant may not give to a claim, and the reason."""
+
 
 def claims_of(setting: Setting) -> dict[str, Any]:
     """Return the claims of the plane by name."""
@@ -49,6 +60,30 @@ def host_claims(setting: Setting) -> set[str]:
     return set(setting.in_host(*words).split())
 
 
+def check_policies(setting: Setting) -> None:
+    """Try to create claims like somebody who has stolen the token of the tenant's account."""
+    words = "get", "persistentvolumeclaims", "-A", "-l", OF_TENANTS, "-o", "json"
+    allowed = json.loads(setting.in_host(*words))["items"][0]
+    metadata, spec = allowed["metadata"], {**CLAIM, "storageClassName": "standard"}
+    owned = {"name": "evil", "namespace": metadata["namespace"], "labels": metadata["labels"]}
+    account = f"--as=system:serviceaccount:{metadata['namespace']}:tapestry-tenant"
+
+    def create(annotations: Any = None, **fields: Any) -> str:
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {**owned, "annotations": annotations or {}},
+            "spec": {**spec, **fields},
+        }
+        return setting.in_host("create", "--dry-run=server", account, "-f", "-", stdin=json.dumps(claim))
+
+    assert "created" in create()
+    for fields, message in FORBIDDEN:
+        with pytest.raises(AssertionError, match=message):
+            create(**fields)
+
+
+@pytest.mark.parametrize("setting", [("--real-kubernetes",)], indirect=True, ids=["kubernetes"])
 @pytest.mark.timeout(300)
 def test_stateful_set_keeps_its_volumes(setting: Setting) -> None:
     tapestry, in_plane = setting.tapestry, setting.in_plane
@@ -67,6 +102,7 @@ def test_stateful_set_keeps_its_volumes(setting: Setting) -> None:
     assert {each["spec"]["csi"]["driver"] for each in volumes} == {"host.tapestry.io"}
     first = host_claims(setting)
     assert len(first) == 2
+    check_policies(setting)
 
     # pods that are replaced, also by another process of planes, find their data
     setting.planes.restart()
