@@ -23,11 +23,11 @@ MAX_EVENTS_PER_SECOND = 10.0
 MAX_REASON_LENGTH = 128
 CLAIM_REASONS = frozenset(
     {
-        *("FailedBinding", "VolumeMismatch", "ClaimLost", "ClaimMisbound"),
+        *("FailedBinding", "ProvisioningFailed", "VolumeMismatch", "ClaimLost", "ClaimMisbound"),
         *("FileSystemResizeRequired", "FileSystemResizeSuccessful", "FileSystemResizeFailed", "VolumeResizeFailed"),
     }
 )
-"""Reasons of forwarded events about claims. Others are about the work of provisioners, which twins do not need."""
+"""Reasons of forwarded events about claims. Others are about steps of provisioners."""
 
 
 @dataclass

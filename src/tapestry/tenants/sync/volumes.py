@@ -14,6 +14,7 @@ A volume whose claim in the host cluster is lost gets no new one: the plane woul
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tapestry.apis.clusterbindings import Binding
 from tapestry.controller import ObjectCache, Terminal
@@ -37,7 +38,7 @@ from tapestry.syncer.translate.references import with_claim_names
 from tapestry.syncer.translate.sanitize import truncate_text
 from tapestry.syncer.translate.volumes import resize_patch
 from tapestry.syncer.views import VirtualPod
-from tapestry.tenants.sync.twin_objects import HOST_REJECTED, NAME_TAKEN, NotSynced, NoTwin
+from tapestry.tenants.sync.twin_objects import HOST_REJECTED, NAME_TAKEN, RETRIES_PER_DELETION, NotSynced, NoTwin
 from tapestry.tenants.sync.volume_translation import (
     capacity_patch,
     changed_claim,
@@ -92,6 +93,10 @@ class TenantVolumes:
         if old is None or new is None or is_deleting(old) != is_deleting(new):
             for claim in self.claims.store.by(BY_VOLUME, name):
                 self.requeue_users(claim)
+        if new is None:  # that may have freed an amount of the quota
+            rejected = (each for each, (reason, _) in self.failures.items() if reason == HOST_REJECTED)
+            for each in islice(rejected, RETRIES_PER_DELETION):
+                self.requeue_volume(each)
 
     def on_class_change(self, old: Object | None, new: Object | None) -> None:
         name = name_of(new or old or {})

@@ -7,19 +7,24 @@ from typing import Any
 
 import pytest
 
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.client import Client
 from tapestry.client.transport import Transport
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, in_virtual_time, perturb
+from tapestry.controlplane.volume_matching import SELECTED_NODE
 from tapestry.kube.errors import Forbidden
-from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
-from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
+from tapestry.kube.objects import Object, annotations_of, name_of, object_named, uid_of, value_at
+from tapestry.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
 from tapestry.tenants.sync.volumes import TenantVolumes
 
 from ...syncer.world import SERVED, rejecting
-from .twin_world import CONFIG, MOUNT, TwinWorld, add_binding, build_twin_syncer, is_about, new_twin_world
+from .twin_world import BINDING, CONFIG, MOUNT, TwinWorld, add_binding, build_twin_syncer, is_about, new_twin_world
 from .volume_world import (
+    CLASS,
+    HOST_CLASS,
     OfferingBinding,
     add_classes,
     is_bound,
@@ -66,6 +71,8 @@ async def test_host_cluster_provisions_claim_of_plane() -> None:
         assert set(twin["spec"]) == {"accessModes", "resources", "storageClassName", "volumeMode", "volumeName"}
         assert twin["spec"]["storageClassName"] == "standard"
         assert mounted_claim(volumes) == name_of(twin)
+        assert volumes.source_claim(name_of(twin), uid_of(twin)) == volumes.claims.store.get("team-a/data")
+        assert volumes.source_claim(name_of(twin), "another") is None
         volume = await world.plane.get(PERSISTENT_VOLUMES, claim["spec"]["volumeName"])
         assert name_of(volume) == f"pvc-{uid_of(claim)}"
         assert volume["spec"]["csi"] == {"driver": "host.tapestry.io", "volumeHandle": name_of(volume)}
@@ -219,6 +226,51 @@ async def test_rejection_by_quota_is_reported_and_retried() -> None:
         assert await world.events("HostRejected") == ["exceeded"]
         world.down.rejection = lambda _: None
         await wait_for_claim(world.plane, is_bound)
+
+
+@in_virtual_time
+async def test_deleted_claim_lets_rejected_ones_try_again() -> None:
+    async with running_world() as (world, volumes):
+        await world.plane.create(PERSISTENT_VOLUME_CLAIMS, new_claim("first"))
+        await wait_for_claim(world.plane, is_bound, "first")
+        world.down.rejection = rejecting("POST", "/persistentvolumeclaims", Forbidden(403, "Forbidden", "exceeded"))
+        await world.plane.create(PERSISTENT_VOLUME_CLAIMS, new_claim())
+        await asyncio.sleep(3600)
+        world.down.rejection = lambda _: None
+        await world.plane.delete(PERSISTENT_VOLUME_CLAIMS, object_named("first", "team-a"))
+        await asyncio.sleep(3)
+        assert mounted_claim(volumes)
+
+
+@in_virtual_time
+async def test_provisioner_rejects_node_of_the_planes_scheduler() -> None:
+    async with running_world(placement="virtual") as (world, _):
+        delayed = {"volumeBindingMode": "WaitForFirstConsumer"}
+        await world.host.delete(STORAGE_CLASSES, object_named("standard"))
+        await world.host.create(STORAGE_CLASSES, {**HOST_CLASS, **delayed, "provisioner": "slow.example.com"})
+        await world.plane.delete(STORAGE_CLASSES, object_named("fast"))
+        await world.plane.create(STORAGE_CLASSES, {**CLASS, **delayed})
+        binding = await world.plane.get(CLUSTER_BINDINGS, BINDING)
+        labels = {keys.CLUSTER_BINDING_UID: uid_of(binding), keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL}
+        metadata = {"name": "vnode-n1", "labels": labels, "annotations": {keys.PHYSICAL_NODE_NAME: "n1"}}
+        await world.plane.create(NODES, {"metadata": metadata})
+        await world.plane.create(PERSISTENT_VOLUME_CLAIMS, new_claim())
+        await asyncio.sleep(10)
+        assert await world.twins(PERSISTENT_VOLUME_CLAIMS) == []
+        for _ in range(2):  # the scheduler may select the same node again
+            await world.plane.patch(PERSISTENT_VOLUME_CLAIMS, DATA, node_selection("vnode-n1"))
+            await asyncio.sleep(10)
+            twin = await the_twin(world.host)
+            assert annotations_of(twin)[SELECTED_NODE] == "n1"
+            await world.host.patch(PERSISTENT_VOLUME_CLAIMS, twin, node_selection(None))
+            await asyncio.sleep(10)
+            claim = await world.plane.get(PERSISTENT_VOLUME_CLAIMS, "data", "team-a")
+            assert SELECTED_NODE not in annotations_of(claim)
+            assert await world.twins(PERSISTENT_VOLUME_CLAIMS) == []
+
+
+def node_selection(node: str | None) -> Object:
+    return {"metadata": {"annotations": {SELECTED_NODE: node}}}
 
 
 # -- safety
