@@ -12,7 +12,7 @@ from ..integration.test_tenant_volumes import DATABASE
 from .nodes import run
 from .worlds import TAPESTRY, WorldProcess, running_world
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 LEASED = "cluster-1"
 BINDING = {
     "disableNodeDefaultTaint": True,
