@@ -33,8 +33,10 @@ MAX_QUERY = 1024
 MAX_WAITING = 128
 """Queries that wait for other servers at the same time."""
 MAX_CONNECTIONS, IDLE_SECONDS = 16, 10.0
-MAX_SOURCES, MAX_RESPONSES = 1024, 256
-"""Addresses of clients for which it is known whether they are accepted, and responses that are kept."""
+MAX_SOURCES, SOURCE_SECONDS = 1024, 1.0
+"""Addresses of clients for which it is known whether they are accepted, and seconds until they are checked again."""
+MAX_RESPONSES = 256
+"""Responses that are sent again to equal queries."""
 
 Source = tuple[str, int]
 
@@ -50,10 +52,12 @@ class DnsListener:
         self._queries, self._counted = BURST, self._loop.time()
         """Queries that may be answered now, and the time at which they were counted."""
         self._state: object = None
-        """State of the resolver to which the next two belong."""
-        self._accepted: dict[str, bool] = {}
+        """State of the resolver to which the responses belong."""
         self._responses: dict[bytes, bytes] = {}
         """Responses by their query, both without the id."""
+        self._accepted: dict[str, bool] = {}
+        self._checked = 0.0
+        """Time from which the addresses of clients are known."""
         self._waiting: set[asyncio.Task[None]] = set()
         self._connections: set[asyncio.StreamWriter] = set()
         self._resuming: asyncio.TimerHandle | None = None
@@ -120,6 +124,9 @@ class DnsListener:
     def _handle_packet(self, channel: socket.socket, data: bytes, source: Source) -> None:
         if not self._accepts(source[0]):
             return
+        if (state := self._resolver.state()) != self._state:
+            self._state = state
+            self._responses.clear()
         if (known := self._responses.get(data[2:])) is not None:
             send(channel, data[:2] + known, source)
             return
@@ -130,15 +137,11 @@ class DnsListener:
             self._wait(channel, query, response, source)
 
     def _accepts(self, source: str) -> bool:
-        state = self._resolver.state()
-        if state != self._state:
-            self._state = state
+        if self._counted - self._checked >= SOURCE_SECONDS or len(self._accepted) >= MAX_SOURCES:
             self._accepted.clear()
-            self._responses.clear()
+            self._checked = self._counted
         accepted = self._accepted.get(source)
         if accepted is None:
-            if len(self._accepted) >= MAX_SOURCES:
-                self._accepted.clear()
             accepted = self._accepted[source] = self._resolver.accepts(source)
         return accepted
 
@@ -193,7 +196,8 @@ class DnsListener:
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         source = writer.get_extra_info("peername")
-        if source is None or len(self._connections) >= MAX_CONNECTIONS or not self._accepts(source[0]):
+        is_busy = len(self._connections) >= MAX_CONNECTIONS or self._available() <= 0
+        if source is None or is_busy or not self._accepts(source[0]):
             writer.close()
             return
         self._connections.add(writer)

@@ -66,16 +66,18 @@ class Resolver:
     """Return the names of the cluster; None if they are not known now."""
     rules: Callable[[], Rules | None]
     """Return the rules; None if no name may be resolved now."""
+    is_foreign: Callable[[str], bool] = lambda _: False
+    """Return whether the client with an address belongs to another cluster, as far as that is known."""
     forwarder: Forwarder = field(default_factory=Forwarder)
 
     def state(self) -> object:
-        """Return a value that is equal as long as no answer about the cluster changes, nor who gets one."""
+        """Return a value that is equal as long as no answer about the cluster changes."""
         names = self.names()
         return names, names.version if names is not None else 0, self.rules()
 
     def accepts(self, source: str) -> bool:
         rules = self.rules()
-        return rules is not None and rules.accepts(source)
+        return rules is not None and rules.accepts(source) and not self.is_foreign(source)
 
     def known_answer(self, query: Query) -> Answer | Forwarded:
         """Return the answer to a query, or the name that other servers have to resolve."""

@@ -54,7 +54,8 @@ async def run_tenants(process: PlaneProcess, connect: Connect = HttpTransport) -
     await prepare_management_api(client_of(process.management))
     manager, tenants = tenants_manager(process), TenantSet()
     async with asyncio.TaskGroup() as group:
-        clusters, dns = HostClusters(group, connect), tenant_dns(manager, process, group)
+        clusters = HostClusters(group, connect)
+        dns = tenant_dns(manager, process, clusters, group)
         ports = PlanePorts(dns.listen, process.endpoints.ports.host, process.config.dns_ports, DNS_PORTS)
         synced = asyncio.Event()
         manager.after_sync(synced.set)
@@ -92,13 +93,19 @@ def tenants_manager(process: PlaneProcess) -> Manager:
     )
 
 
-def tenant_dns(manager: Manager, process: PlaneProcess, group: asyncio.TaskGroup) -> TenantDns:
+def tenant_dns(manager: Manager, process: PlaneProcess, clusters: HostClusters, group: asyncio.TaskGroup) -> TenantDns:
     """Return the resolvers of planes, with the settings of the management API and of this machine."""
     bindings = manager.informer(CLUSTER_BINDINGS)
+
+    def tenants_at(host: str, address: str) -> set[str]:
+        connected = clusters.get(host)
+        return connected.connection.tenants_at(address) if connected is not None else set()
+
     return TenantDns(
         process.plane_set,
         manager.informer(HOST_CLUSTERS),
         lambda id: oldest(bindings.store.by("plane", id)),
+        tenants_at,
         read_resolver_config(),
         group,
     )

@@ -37,6 +37,7 @@ from tapestry.syncer.cache_transforms import (
 from tapestry.syncer.switchable_transport import SwitchableTransport
 from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.views import ForeignPod, PhysicalPod, Twin
+from tapestry.tenants.twin_addresses import addresses_of
 
 log = logger(__name__)
 
@@ -129,7 +130,9 @@ class HostConnection:
         self.shared_namespace = WholeViews(shared)
         self.storage_classes = WholeViews(self._informer(STORAGE_CLASSES))
         self.twins = PartViews(
-            self._informer(PODS, labels=OWNED, transform=twin_view), binding_uid_of_twin, key_of_twin
+            self._informer(PODS, labels=OWNED, transform=twin_view, indexers={"address": addresses_of}),
+            binding_uid_of_twin,
+            key_of_twin,
         )
         self.every_twin = WholeViews(self.twins.source)
 
@@ -215,6 +218,10 @@ class HostConnection:
             return (pod for pod in pods.by("node", node) if pod.binding_uid != binding_uid)
 
         return foreign_pods
+
+    def tenants_at(self, address: str) -> set[str]:
+        """Return the UIDs of the bindings whose pods have an address, without addresses of nodes."""
+        return {binding_uid_of_twin(each) for each in self.twins.source.store.by("address", address)}
 
     @property
     def foreign_pods(self) -> Informer[OwnedForeignPod] | None:

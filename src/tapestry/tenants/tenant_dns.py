@@ -7,7 +7,7 @@ run, the resolver continues with the last names.
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from tapestry.apis.clusterbindings import Binding, binding_of
@@ -20,7 +20,7 @@ from tapestry.dns.listener import DnsListener
 from tapestry.dns.resolver import Range, Resolver, Rules
 from tapestry.dns.resolver_config import ResolverConfig, parsed_servers
 from tapestry.kube.crds import InvalidSpec, decode_spec
-from tapestry.kube.objects import Object, value_at
+from tapestry.kube.objects import Object, uid_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.planes.plane_ports import PortUse
@@ -78,6 +78,8 @@ class TenantDns:
     hosts: ObjectCache
     tenant_of: Callable[[str], Object | None]
     """Return the binding of a plane, by the id of the plane."""
+    tenants_at: Callable[[str, str], Collection[str]]
+    """Return the UIDs of the bindings whose pods have an address, by the names of the host cluster and the address."""
     system: ResolverConfig
     group: asyncio.TaskGroup
     forwarder: Forwarder = field(default_factory=Forwarder)
@@ -87,7 +89,13 @@ class TenantDns:
 
     async def listen(self, host: str, port: int, plane_id: str) -> DnsListener:
         """Listen for the pods of a plane. Raises OSError."""
-        resolver = Resolver(plane_id, lambda: self.names(plane_id), lambda: self.rules(plane_id), self.forwarder)
+        resolver = Resolver(
+            plane_id,
+            names=lambda: self.names(plane_id),
+            rules=lambda: self.rules(plane_id),
+            is_foreign=lambda address: self.is_foreign(plane_id, address),
+            forwarder=self.forwarder,
+        )
         listener = DnsListener(resolver, self.group)
         await listener.start(host, port)
         return listener
@@ -105,6 +113,12 @@ class TenantDns:
         if rules is not None and names.allows_external_names != rules.allows_external_names:
             names.allow_external_names(rules.allows_external_names)
         return names
+
+    def is_foreign(self, plane_id: str, address: str) -> bool:
+        """Return whether an address is that of a pod of another tenant, and not also of one of this tenant."""
+        binding = self.tenant_of(plane_id)
+        owners = self.tenants_at(value_at(binding, "spec", "hostCluster", default=""), address)
+        return bool(owners) and (binding is None or uid_of(binding) not in owners)
 
     def keep_names(self, plane: OpenPlane) -> None:
         """Keep the names of a plane that is about to close."""

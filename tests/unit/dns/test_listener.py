@@ -120,7 +120,7 @@ async def running(
     given = Rules(servers, **{"source_ranges": (LOOPBACK,), "refused_ranges": (PRIVATE,), **rules})
     found = cluster()
     async with asyncio.TaskGroup() as group:
-        listener = DnsListener(Resolver("blue", names or (lambda: found), lambda: given, Forwarder()), group)
+        listener = DnsListener(Resolver("blue", names or (lambda: found), lambda: given), group)
         await listener.start("127.0.0.1", *free_ports(1))
         try:
             yield listener
@@ -227,6 +227,18 @@ async def test_queries_of_other_networks_get_no_answer() -> None:
             await sent(listener.port, encode_query(7, wire_name(f"web.default.svc.{DOMAIN}"), Type.A), 0.1)
         with pytest.raises(asyncio.IncompleteReadError):
             await sent_over_tcp(listener.port, encode_query(7, wire_name("a"), Type.A))
+
+
+async def test_clients_of_other_clusters_get_no_answer() -> None:
+    names = cluster()
+    foreign = {"127.0.0.1"}
+    async with asyncio.TaskGroup() as group:
+        resolver = Resolver("blue", lambda: names, lambda: Rules(source_ranges=(LOOPBACK,)), foreign.__contains__)
+        listener = DnsListener(resolver, group)
+        await listener.start("127.0.0.1", *free_ports(1))
+        with pytest.raises(TimeoutError):
+            await sent(listener.port, encode_query(7, wire_name(f"web.default.svc.{DOMAIN}"), Type.A), 0.1)
+        await listener.stop()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,7 @@
 Pods need no host aliases for Services, because tenants have DNS, and they wait for no Service.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-import msgspec
 
 from tapestry.apis.clusterbindings import Binding
 from tapestry.controller import Controller, ObjectCache
@@ -32,18 +29,12 @@ from tapestry.tenants.sync.service_translation import (
 )
 from tapestry.tenants.sync.twin_objects import NotSynced, TwinKind, wire_twin_kind
 from tapestry.tenants.tenant_binding import TenantAddresses
+from tapestry.tenants.twin_addresses import addresses_of
 
 NOT_OF_CONTROLLERS = f"{SLICE_MANAGER}!=endpointslice-controller.k8s.io"
 """Selector of the slices that users wrote, themselves or as Endpoints."""
 SLICE_DELAY = 1.0
 """Seconds that changes of pods' addresses wait for others before slices are compared with them."""
-
-
-class TwinAddresses(msgspec.Struct):
-    """Addresses in the sanitized status of a twin."""
-
-    pod: list[dict[str, str]] = msgspec.field(default_factory=list, name="podIPs")
-    host: list[dict[str, str]] = msgspec.field(default_factory=list, name="hostIPs")
 
 
 class OwnAddresses:
@@ -62,13 +53,6 @@ class OwnAddresses:
         if self._known is None:
             self._known = frozenset(address for pod in self._pods.store.list() for address in addresses_of(pod))
         return self._known
-
-
-def addresses_of(pod: PhysicalPod) -> Iterable[str]:
-    if not isinstance(pod, Twin) or pod.requests is None:
-        return ()
-    found = msgspec.json.decode(pod.status_json, type=TwinAddresses)
-    return {each["ip"] for each in found.pod} - {each["ip"] for each in found.host}
 
 
 def may_have_other_address(old: PhysicalPod | None, new: PhysicalPod | None) -> bool:
