@@ -5,7 +5,6 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -18,81 +17,19 @@ from tapestry.dns.listener import DnsListener
 from tapestry.dns.messages import (
     HEADER,
     TRUNCATED,
-    Answer,
     Code,
-    Record,
     Type,
     encode_query,
-    encode_response,
-    parse_query,
-    parse_response,
     wire_name,
 )
 from tapestry.dns.resolver import Resolver, Rules
 from tapestry.local.kubernetes import free_ports
 
+from .dns_servers import Upstream, ask, running_upstream, sent, sent_over_tcp
+
 LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 PRIVATE = ipaddress.ip_network("10.0.0.0/8")
 DOMAIN = "cluster.local"
-
-
-@dataclass
-class Upstream:
-    """A DNS server with fixed answers, which remembers its queries."""
-
-    answers: dict[str, list[str]] = field(default_factory=dict)
-    """Addresses by name."""
-    queries: list[bytes] = field(default_factory=list)
-    port: int = 0
-
-    def response(self, data: bytes, *, limit: int = 1232) -> bytes:
-        query = parse_query(data)
-        self.queries.append(query.name)
-        found = [
-            Record(query.name, Type.A, 60, ipaddress.ip_address(each).packed)
-            for name, addresses in self.answers.items()
-            if wire_name(name) == query.name and query.type == Type.A
-            for each in addresses
-        ]
-        return encode_response(query, Answer(Code.NOERROR if found else Code.NXDOMAIN, found), limit)
-
-    def names(self) -> set[str]:
-        return {each[1:-1].decode("ascii", "replace") for each in self.queries}
-
-
-class Protocol(asyncio.DatagramProtocol):
-    def __init__(self, upstream: Upstream) -> None:
-        self.upstream = upstream
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-
-    def datagram_received(self, data: bytes, source: Any) -> None:
-        self.transport.sendto(HEADER.pack(1, 0x8000, 0, 0, 0, 0), source)  # a response to another query
-        self.transport.sendto(self.upstream.response(data), source)
-
-
-async def serve_tcp(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    length = int.from_bytes(await reader.readexactly(2), "big")
-    response = upstream.response(await reader.readexactly(length), limit=65535)
-    writer.write(len(response).to_bytes(2, "big") + response)
-    writer.close()
-
-
-@asynccontextmanager
-async def running_upstream(**answers: list[str]) -> AsyncIterator[Upstream]:
-    upstream = Upstream({name.replace("_", "."): addresses for name, addresses in answers.items()})
-    loop = asyncio.get_running_loop()
-    (upstream.port,) = free_ports(1)
-    transport, _ = await loop.create_datagram_endpoint(
-        lambda: Protocol(upstream), local_addr=("127.0.0.1", upstream.port)
-    )
-    try:
-        async with await asyncio.start_server(lambda r, w: serve_tcp(upstream, r, w), "127.0.0.1", upstream.port):
-            yield upstream
-    finally:
-        transport.close()
-        await asyncio.sleep(0)  # until it is closed
 
 
 def cluster() -> ClusterNames:
@@ -128,35 +65,6 @@ async def running(
             await listener.stop()
 
 
-async def ask(port: int, name: str, type: int = Type.A) -> tuple[Code, list[str]]:
-    """Return the code and the addresses of the response over UDP."""
-    message = encode_query(7, wire_name(name), type)
-    answer, _ = parse_response(await sent(port, message), 7, parse_query(message).question)
-    return answer.code, [str(ipaddress.ip_address(each.data)) for each in answer.records if each.type == Type.A]
-
-
-async def sent(port: int, message: bytes, timeout: float = 5.0) -> bytes:
-    loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
-        channel.setblocking(False)
-        channel.connect(("127.0.0.1", port))
-        channel.send(message)
-        async with asyncio.timeout(timeout):
-            return await loop.sock_recv(channel, 65535)
-
-
-async def sent_over_tcp(port: int, *messages: bytes) -> list[bytes]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    found = []
-    try:
-        for each in messages:
-            writer.write(len(each).to_bytes(2, "big") + each)
-            found.append(await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big")))
-    finally:
-        writer.close()
-    return found
-
-
 def code_of(response: bytes) -> int:
     return HEADER.unpack_from(response)[1] & 0xF
 
@@ -180,7 +88,7 @@ async def test_repeated_responses_follow_changes() -> None:
 
 
 async def test_other_names_are_forwarded_and_cached() -> None:
-    async with running_upstream(example_com=["192.0.2.7"]) as upstream, running(upstream) as listener:
+    async with running_upstream({"example.com": ["192.0.2.7"]}) as upstream, running(upstream) as listener:
         for _ in range(2):
             assert await ask(listener.port, "Example.com") == (Code.NOERROR, ["192.0.2.7"])
         assert len(upstream.queries) == 1
@@ -190,7 +98,7 @@ async def test_other_names_are_forwarded_and_cached() -> None:
 
 async def test_large_answers_are_complete_over_tcp() -> None:
     many = [f"192.0.2.{number}" for number in range(200)]
-    async with running_upstream(example_com=many) as upstream, running(upstream) as listener:
+    async with running_upstream({"example.com": many}) as upstream, running(upstream) as listener:
         for name in ("example.com", f"db.default.svc.{DOMAIN}"):
             message = encode_query(7, wire_name(name), Type.A)
             response = await sent(listener.port, message)
@@ -217,7 +125,7 @@ async def test_names_of_private_networks_are_not_forwarded(name: str) -> None:
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "10.255.0.1"])
 async def test_private_addresses_of_other_servers_are_not_returned(address: str) -> None:
-    async with running_upstream(evil_example=["192.0.2.1", address]) as upstream, running(upstream) as listener:
+    async with running_upstream({"evil.example": ["192.0.2.1", address]}) as upstream, running(upstream) as listener:
         assert await ask(listener.port, "evil.example") == (Code.NOERROR, [])
 
 
@@ -291,7 +199,7 @@ async def test_flood_is_limited_and_ends(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_equal_queries_are_forwarded_once() -> None:
-    async with running_upstream(example_com=["192.0.2.7"]) as upstream:
+    async with running_upstream({"example.com": ["192.0.2.7"]}) as upstream:
         forwarder, servers = Forwarder(), (Server("127.0.0.1", upstream.port),)
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -306,7 +214,7 @@ async def test_second_server_answers_when_the_first_fails() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
         unused.bind(("127.0.0.1", 0))
         closed = unused.getsockname()[1]
-    async with running_upstream(example_com=["192.0.2.7"]) as upstream:
+    async with running_upstream({"example.com": ["192.0.2.7"]}) as upstream:
         servers = (Server("127.0.0.1", closed), Server("127.0.0.1", upstream.port))
         answer = await Forwarder().answer("blue", servers, wire_name("example.com"), Type.A)
         assert answer.code == Code.NOERROR
@@ -314,7 +222,7 @@ async def test_second_server_answers_when_the_first_fails() -> None:
 
 async def test_cached_answer_grows_old() -> None:
     times = iter([0.0, 59.5, 60.0, 60.0])
-    async with running_upstream(example_com=["192.0.2.7"]) as upstream:
+    async with running_upstream({"example.com": ["192.0.2.7"]}) as upstream:
         forwarder, servers = Forwarder(lambda: next(times)), (Server("127.0.0.1", upstream.port),)
         for ttl in (60, 1, 60):
             name = wire_name("example.com")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.dns.test_listener import DOMAIN, ask, running_upstream
+from tests.unit.dns.dns_servers import ask, running_upstream
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.hostclusters import HOST_CLUSTERS
@@ -25,6 +25,7 @@ from tapestry.tenants.tenant_dns import dns_rules
 from .running_tenants import TIMEOUT, HostWorld, host_world, run_pod
 from .tenant_bindings import tenant_binding
 
+DOMAIN = "cluster.local"
 SYSTEM = ResolverConfig((Server("192.0.2.53"),), (wire_name("host.example"),))
 
 
@@ -68,7 +69,7 @@ async def create_service(client: Client, name: str, **spec: Any) -> Object:
 async def test_each_tenant_resolves_its_own_names(tmp_path: Path) -> None:
     ports = f"{min(free := consecutive_ports())}-{max(free)}"
     async with (
-        running_upstream(example_com=["192.0.2.7"]) as upstream,
+        running_upstream({"example.com": ["192.0.2.7"]}) as upstream,
         host_world(tmp_path, dns_port_range=ports) as world,
     ):
         blue, green = await prepared(world, upstream.port, "blue", "green")
@@ -83,7 +84,7 @@ async def test_each_tenant_resolves_its_own_names(tmp_path: Path) -> None:
         assert (await ask(second, reverse, Type.PTR))[0] == Code.NXDOMAIN
         for port in (first, second):
             assert await ask(port, "example.com") == (Code.NOERROR, ["192.0.2.7"])
-        assert upstream.names() == {"\x07example\x03com"[1:]}
+        assert upstream.names() == {"example.com"}
         await headless_service_has_addresses(world.tenant_client(blue), first)
         await twins_use_the_resolver(world, blue)
         await world.tenant_client(green).create(SERVICES, external_service("out"))
