@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+from tests.unit.dns.dns_servers import Upstream, consecutive_ports, running_upstream
 from tests.unit.tenants.running_tenants import HostWorld, host_world, pod_named, run_pod
 from yarl import URL
 
 from tapestry.apis import keys
 from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.planes import PLANES
 from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.client.client import Client
 from tapestry.client.kubeconfig import load_access
@@ -101,6 +103,8 @@ class EscapingTenant:
     """Connections to a port of this machine that nobody may call."""
     values: dict[str, str]
     """Values for the placeholders in requests, for example `<node>`."""
+    upstream: Upstream
+    """DNS server of the host cluster, to which the resolvers of tenants forward names."""
     own_addresses: set[str] = field(default_factory=set)
     """Addresses of the attacker's pods."""
 
@@ -158,11 +162,13 @@ def stable_text(obj: Object) -> str:
 async def escaping_tenant(folder: Path) -> AsyncIterator[EscapingTenant]:
     """Run the host cluster, the victim and the attacker, whose plane has one running pod."""
     async with AsyncExitStack() as stack:
-        world = await stack.enter_async_context(host_world(folder, nodes=3))
+        upstream, dns_ports = await stack.enter_async_context(running_upstream()), consecutive_ports(2)
+        dns_range = f"{dns_ports[0]}-{dns_ports[-1]}"
+        world = await stack.enter_async_context(host_world(folder, nodes=3, dns_port_range=dns_range))
         nodes = sorted(name_of(each) for each in await world.host.client.list(NODES))
         await world.host.client.patch(NODES, object_named(nodes[-1]), {"metadata": {"labels": CLOSED}})
         await create_foreign_objects(world.host.client)
-        await world.management.patch(HOST_CLUSTERS, object_named("east"), {"spec": OFFERS})
+        await world.management.patch(HOST_CLUSTERS, object_named("east"), {"spec": OFFERS | dns_offers(upstream)})
         sync = {**SYNC, "nodeSelector": open_nodes()}
         ids = {name: await world.add_tenant(name, sync=sync) for name in ("victim", "mallory")}
         victim = await create_victim(world.tenant_client(ids["victim"]), ids["victim"])
@@ -202,6 +208,8 @@ async def escaping_tenant(folder: Path) -> AsyncIterator[EscapingTenant]:
         policies = await world.host.client.list(NETWORK_POLICIES, namespaces["mallory"])
         values = {
             "port": str(port),
+            "dns-port": str(await dns_port(world, "mallory")),
+            "victim-dns-port": str(await dns_port(world, "victim")),
             "victim-certificate": name_of(copies[0]),
             "base-policy": name_of(policies[0]),
             "node": own["spec"]["nodeName"],
@@ -223,7 +231,21 @@ async def escaping_tenant(folder: Path) -> AsyncIterator[EscapingTenant]:
             "own-tenant": labels_of(twins["mallory"])[keys.CLUSTER_BINDING_UID],
             "own-cluster": labels_of(twins["mallory"])[keys.VIRTUAL_CLUSTER],
         }
-        yield EscapingTenant(world, session, targets, ids, namespaces, calls, values)
+        yield EscapingTenant(world, session, targets, ids, namespaces, calls, values, upstream)
+
+
+def dns_offers(upstream: Upstream) -> Object:
+    """Return the fields of the HostCluster that give its tenants DNS."""
+    return {"dnsAddress": "192.0.2.10", "dnsUpstreams": [f"127.0.0.1:{upstream.port}"]}
+
+
+async def dns_port(world: HostWorld, plane: str) -> int:
+    """Return the port of the resolver of a plane."""
+    found = await wait_for(
+        world.management, PLANES, plane, until=lambda each: bool(value_at(each, "status", "dnsPort")), timeout=TIMEOUT
+    )
+    port: int = value_at(found, "status", "dnsPort")
+    return port
 
 
 async def account_token(host: Client, namespace: str, name: str) -> str:

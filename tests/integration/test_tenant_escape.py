@@ -22,6 +22,7 @@ from tapestry.kube.resources import (
 
 from .escape_actions import ACTIONS, holds_on_to_nodes
 from .escape_checks import violations, wait_for_no_changes
+from .escape_dns import DNS_ATTEMPTS, learned_names
 from .escape_objects import ATTEMPTS, Attempt
 from .escape_requests import REFUSED, Refused
 from .escape_rights import PLAIN_OBJECTS, STOLEN, TENANT
@@ -91,6 +92,7 @@ async def test_no_attempt_of_a_tenant_escapes(tmp_path: Path, record_property: C
         found = await not_refused(tenant, [*REFUSED, *STOLEN])
         found += await unexpected_answers(tenant, ATTEMPTS)
         found += await succeeded_actions(tenant)
+        found += await learned_names(tenant)
         await wait_for_no_changes(tenant)
         found += await violations(tenant)
         after = await tenant.state_of_others()
@@ -103,6 +105,6 @@ async def test_no_attempt_of_a_tenant_escapes(tmp_path: Path, record_property: C
             twins = await tenant.host_objects(resource, tenant.own_namespace)
             assert len(twins) >= least, f"the checks need twins of {resource.plural}"
         await holds_on_to_nodes(tenant)
-    count = len(REFUSED) + len(STOLEN) + len(ATTEMPTS) + len(ACTIONS) + 1
+    count = len(REFUSED) + len(STOLEN) + len(ATTEMPTS) + len(ACTIONS) + len(DNS_ATTEMPTS) + 1
     record_property("figure", f"tenant escape: {count} attempts, {len(found)} succeeded")
     assert count >= 100

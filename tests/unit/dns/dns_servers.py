@@ -113,3 +113,11 @@ async def sent_over_tcp(port: int, *messages: bytes) -> list[bytes]:
     finally:
         writer.close()
     return found
+
+
+def consecutive_ports(count: int) -> list[int]:
+    """Return free ports in a row."""
+    while True:
+        (first,) = free_ports(1)
+        if first + count < 32_000:
+            return list(range(first, first + count))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.dns.dns_servers import ask, running_upstream
+from tests.unit.dns.dns_servers import ask, consecutive_ports, running_upstream
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.hostclusters import HOST_CLUSTERS
@@ -67,7 +67,7 @@ async def create_service(client: Client, name: str, **spec: Any) -> Object:
 
 
 async def test_each_tenant_resolves_its_own_names(tmp_path: Path) -> None:
-    ports = f"{min(free := consecutive_ports())}-{max(free)}"
+    ports = f"{min(free := consecutive_ports(2))}-{max(free)}"
     async with (
         running_upstream({"example.com": ["192.0.2.7"]}) as upstream,
         host_world(tmp_path, dns_port_range=ports) as world,
@@ -93,14 +93,6 @@ async def test_each_tenant_resolves_its_own_names(tmp_path: Path) -> None:
 
 def external_service(name: str) -> Object:
     return {**object_named(name, "default"), "spec": {"type": "ExternalName", "externalName": "example.com"}}
-
-
-def consecutive_ports() -> list[int]:
-    while True:
-        (first,) = free_ports(1)
-        found = [first, first + 1]
-        if max(found) < 32_000:
-            return found
 
 
 async def headless_service_has_addresses(client: Client, port: int) -> None:
