@@ -123,8 +123,8 @@ async def learned_names(tenant: EscapingTenant) -> list[str]:
     found = []
     for each in DNS_ATTEMPTS:
         before = len(upstream.queries)
-        shown = filter(is_of_others, await answered_addresses(tenant, each))
-        found += [f"DNS {each.name} {each.type}: {address}" for address in shown]
+        addresses = filter(is_of_others, await answered_addresses(tenant, each))
+        found += [f"DNS {each.name} {each.type}: {address}" for address in addresses]
         if not each.is_forwarded and upstream.queries[before:]:
             found.append(f"DNS {each.name} {each.type}: it was forwarded")
     return found
