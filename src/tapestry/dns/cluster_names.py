@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from tapestry.dns.messages import Answer, Code, Record, Type, joined, labels_of_name, wire_name
+from tapestry.dns.messages import MAX_LABEL, Answer, Code, Record, Type, joined, labels_of_name, wire_name
 
 TTL = 5
 """Seconds for which clients may keep an answer about the cluster, and that a name does not exist."""
 VERSION = b"1.1.0"
-MAX_ADDRESSES = 4000
-"""Addresses in one answer; more do not fit in any response."""
+MAX_ADDRESSES = 1000
+"""Addresses in one answer."""
 MAX_ANSWERS = 256
 """Answers that are kept until an object changes."""
 SOA_NUMBERS = (1, 7200, 1800, 86400, TTL)
@@ -36,15 +36,15 @@ class Port(msgspec.Struct, rename="camel", gc=False):
 
 
 class ServiceSpec(msgspec.Struct, rename="camel"):
-    type: str = "ClusterIP"
-    cluster_ip: str = msgspec.field(default="", name="clusterIP")
-    cluster_ips: list[str] = msgspec.field(default_factory=list, name="clusterIPs")
-    external_name: str = ""
+    type: str | None = None
+    cluster_ip: str | None = msgspec.field(default=None, name="clusterIP")
+    cluster_ips: list[str] | None = msgspec.field(default=None, name="clusterIPs")
+    external_name: str | None = None
     ports: list[Port] | None = None
 
     @property
     def addresses(self) -> list[str]:
-        return [each for each in self.cluster_ips or [self.cluster_ip] if each and each != "None"]
+        return [each for each in self.cluster_ips or [self.cluster_ip or ""] if packed_address(each) is not None]
 
 
 class Service(msgspec.Struct):
@@ -58,14 +58,14 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 
 
 class Endpoint(msgspec.Struct):
-    addresses: list[str]
+    addresses: list[str] = []
     hostname: str | None = None
-    conditions: Conditions = Conditions()
+    conditions: Conditions | None = None
 
     @property
     def is_ready(self) -> bool:
         """True if the address is published: of a ready pod, or of any pod of a Service that publishes all."""
-        return self.conditions.ready is not False
+        return self.conditions is None or self.conditions.ready is not False
 
 
 class Slice(msgspec.Struct, rename="camel"):
@@ -77,6 +77,7 @@ class Slice(msgspec.Struct, rename="camel"):
 
 
 SERVICE_DECODER, SLICE_DECODER = msgspec.json.Decoder(Service), msgspec.json.Decoder(Slice)
+NO_ENDPOINTS = Slice()
 
 
 class Named(NamedTuple):
@@ -197,7 +198,7 @@ class ClusterNames:
 
     def _service(self, namespace: str, name: str) -> ServiceSpec | None:
         raw = self._services[namespace].get(name) if namespace in self._services else None
-        return SERVICE_DECODER.decode(raw).spec if raw is not None else None
+        return decoded_service(raw) if raw is not None else None
 
     def _service_records(
         self, namespace: str, service: str, name: bytes, type: int
@@ -209,7 +210,7 @@ class ClusterNames:
             target = self._external_name(spec)
             return ([Record(name, Type.CNAME, TTL, target)], []) if target is not None else None
         if addresses := spec.addresses:
-            return address_records(name, map(packed_address, addresses), type), []
+            return address_records(name, packed_addresses(addresses), type), []
         endpoints = list(self._endpoints(namespace, service))
         if not endpoints:
             return ([], []) if spec.cluster_ip != "None" else None
@@ -220,7 +221,7 @@ class ClusterNames:
         if not self.allows_external_names:
             return None
         try:
-            return wire_name(spec.external_name)
+            return wire_name(spec.external_name or "")
         except ValueError:
             return None
 
@@ -228,7 +229,7 @@ class ClusterNames:
         """Yield the published addresses of a Service, each once."""
         seen: set[tuple[bytes, bytes]] = set()
         for _, raw in sorted(self._slices.get((namespace, service), {}).items()):
-            for each in named_addresses(SLICE_DECODER.decode(raw)):
+            for each in named_addresses(decoded_slice(raw)):
                 if (each.label, each.address) not in seen:
                     seen.add((each.label, each.address))
                     yield each
@@ -245,7 +246,7 @@ class ClusterNames:
         domain = self._service_domain(namespace, service)
         if addresses := spec.addresses:
             numbers = port_numbers(spec.ports or (), port, protocol)
-            targets = [(domain, packed_address(each), numbers) for each in addresses]
+            targets = [(domain, each, numbers) for each in packed_addresses(addresses)]
         else:
             targets = [
                 (joined([each.label])[:-1] + domain, each.address, port_numbers(each.ports, port, protocol))
@@ -292,11 +293,11 @@ class ClusterNames:
         if key is None:
             return []
         domain = self._service_domain(*key)
-        endpoints = SLICE_DECODER.decode(self._slices[key][slice]).endpoints or ()
+        endpoints = decoded_slice(self._slices[key][slice]).endpoints or ()
         return [
             (address, joined([each.hostname.encode()])[:-1] + domain)
             for each in endpoints
-            if each.hostname and each.is_ready
+            if each.hostname and len(each.hostname) <= MAX_LABEL and each.is_ready
             for address in each.addresses
         ]
 
@@ -329,6 +330,22 @@ class ReverseIndex:
 # -- records
 
 
+def decoded_service(raw: bytes) -> ServiceSpec | None:
+    """Return the spec of a Service in JSON; None if it cannot be read."""
+    try:
+        return SERVICE_DECODER.decode(raw).spec
+    except msgspec.MsgspecError:
+        return None
+
+
+def decoded_slice(raw: bytes) -> Slice:
+    """Return an EndpointSlice in JSON; one without endpoints if it cannot be read."""
+    try:
+        return SLICE_DECODER.decode(raw)
+    except msgspec.MsgspecError:
+        return NO_ENDPOINTS
+
+
 def named_addresses(slice: Slice) -> Iterator[Named]:
     if slice.address_type not in ("IPv4", "IPv6"):
         return
@@ -336,8 +353,9 @@ def named_addresses(slice: Slice) -> Iterator[Named]:
         if not endpoint.is_ready:
             continue
         for address in endpoint.addresses:
-            label = (endpoint.hostname or dashed(address)).encode()
-            yield Named(label, packed_address(address), slice.ports or [])
+            label, packed = (endpoint.hostname or dashed(address)).encode(), packed_address(address)
+            if packed is not None and len(label) <= MAX_LABEL:
+                yield Named(label, packed, slice.ports or [])
 
 
 def dashed(address: str) -> str:
@@ -355,8 +373,16 @@ def pod_address(label: str) -> bytes | None:
         return None
 
 
-def packed_address(address: str) -> bytes:
-    return ipaddress.ip_address(address).packed
+def packed_address(address: str) -> bytes | None:
+    """Return the bytes of an address; None if it is none, such as the `None` of a headless Service."""
+    try:
+        return ipaddress.ip_address(address).packed
+    except ValueError:
+        return None
+
+
+def packed_addresses(addresses: Iterable[str]) -> list[bytes]:
+    return [packed for each in addresses if (packed := packed_address(each)) is not None]
 
 
 def address_records(name: bytes, addresses: Iterable[bytes], type: int) -> list[Record]:

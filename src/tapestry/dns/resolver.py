@@ -81,11 +81,14 @@ class Resolver:
 
     def known_answer(self, query: Query) -> Answer | Forwarded:
         """Return the answer to a query, or the name that other servers have to resolve."""
-        rules, found = self.rules(), self._own_answer(query)
+        rules, names = self.rules(), self.names()
+        if names is None or rules is None:
+            return Answer(Code.SERVFAIL)
+        found = self._own_answer(query, names, rules)
         if not isinstance(found, Forwarded):
             return found
         aliases, name = found
-        if rules is None or not rules.servers:
+        if not rules.servers:
             return Answer(Code.SERVFAIL)
         if is_single_label(name) or any(is_within(name, each) for each in rules.refused_domains):
             return Answer(Code.NXDOMAIN, records=aliases)
@@ -94,16 +97,13 @@ class Resolver:
         cached = self.forwarder.cached_answer(self.client, name, query.type)
         return found if cached is None else allowed_answer(cached, aliases, rules)
 
-    def _own_answer(self, query: Query) -> Answer | Forwarded:
-        names = self.names()
-        if names is None or self.rules() is None:
-            return Answer(Code.SERVFAIL)
+    def _own_answer(self, query: Query, names: ClusterNames, rules: Rules) -> Answer | Forwarded:
         if query.type in META_TYPES or query.type in (0, Type.OPT):
             return Answer(Code.REFUSED)
         if is_within(query.name, names.domain):
             return self._cluster_answer(names, query)
         if is_within(query.name, IN_ADDR) or is_within(query.name, IP6):
-            return self._reverse_answer(names, query)
+            return self._reverse_answer(names, query, rules)
         return Forwarded([], query.name)
 
     def _cluster_answer(self, names: ClusterNames, query: Query) -> Answer | Forwarded:
@@ -121,10 +121,9 @@ class Resolver:
                 return Forwarded(aliases, name)
         return Answer(Code.SERVFAIL)
 
-    def _reverse_answer(self, names: ClusterNames, query: Query) -> Answer | Forwarded:
-        rules, zone = self.rules(), IN_ADDR if is_within(query.name, IN_ADDR) else IP6
-        address = reverse_address(query.name)
-        if address is None or rules is None:
+    def _reverse_answer(self, names: ClusterNames, query: Query, rules: Rules) -> Answer | Forwarded:
+        zone, address = IN_ADDR if is_within(query.name, IN_ADDR) else IP6, reverse_address(query.name)
+        if address is None:
             return names.negative(Code.NXDOMAIN, zone)
         found = names.pointer(query.name, address)
         if found is not None:

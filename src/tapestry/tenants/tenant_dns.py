@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from tapestry.apis.clusterbindings import Binding, binding_of
 from tapestry.apis.hostclusters import HOST_CLUSTER
@@ -87,7 +88,7 @@ class TenantDns:
     _rules: dict[str, tuple[Object, Object, Rules | None]] = field(default_factory=dict)
     """Rules of planes, with the binding and the HostCluster that they are made from."""
 
-    async def listen(self, host: str, port: int, plane_id: str) -> DnsListener:
+    async def listen(self, host: str, port: int, plane_id: str) -> "TenantListener":
         """Listen for the pods of a plane. Raises OSError."""
         resolver = Resolver(
             plane_id,
@@ -98,7 +99,7 @@ class TenantDns:
         )
         listener = DnsListener(resolver, self.group)
         await listener.start(host, port)
-        return listener
+        return TenantListener(listener, partial(self.forget, plane_id))
 
     def names(self, plane_id: str) -> ClusterNames | None:
         """Return the names of a plane; None if it has not been open in this process."""
@@ -121,7 +122,9 @@ class TenantDns:
         return bool(owners) and (binding is None or uid_of(binding) not in owners)
 
     def keep_names(self, plane: OpenPlane) -> None:
-        """Keep the names of a plane that is about to close."""
+        """Keep the names of a plane that is about to close, unless the process ends."""
+        if self.planes.is_stopped:
+            return
         names = self._names.get(plane.id)
         if names is None or names.store is not plane.opened.store:
             names = self._names[plane.id] = PlaneNames(plane.opened.store)
@@ -150,6 +153,19 @@ class TenantDns:
         except InvalidSpec:
             return None
         return dns_rules(binding, self.system)
+
+
+@dataclass(frozen=True)
+class TenantListener:
+    """Listener for the pods of a plane."""
+
+    listener: DnsListener
+    forget: Callable[[], None]
+
+    async def stop(self) -> None:
+        """Close the port, and forget the names."""
+        await self.listener.stop()
+        self.forget()
 
 
 def dns_rules(binding: Binding, system: ResolverConfig) -> Rules:

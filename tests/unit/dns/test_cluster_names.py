@@ -172,6 +172,17 @@ def test_names_follow_changes(names: ClusterNames) -> None:
     assert not has_pointer("10.96.0.8")
 
 
+def test_objects_that_cannot_be_read_have_no_names(names: ClusterNames) -> None:
+    for number, raw in enumerate((b"{", b"{}", b'{"spec": 7}', b'{"spec": {"clusterIPs": ["x"]}}')):
+        names.put_service("default", f"bad-{number}", raw)
+    for number, endpoints in enumerate((7, [{}], [{"addresses": ["x"]}], [endpoint("10.1.0.8", hostname="a" * 64)])):
+        raw = msgspec.json.encode({"addressType": "IPv4", "endpoints": endpoints})
+        names.put_slice("default", f"bad-{number}", "empty", raw)
+    names.pointer(wire_name("1.0.0.10.in-addr.arpa"), "10.0.0.1")
+    for name in ("bad-0", "bad-1", "bad-2", "bad-3", "empty"):
+        assert text(names.answer(wire_name(f"{name}.default.svc.cluster.local"), Type.A)) == []
+
+
 @pytest.mark.parametrize(
     "name", ["10.in-addr.arpa", "x.0.0.10.in-addr.arpa", "300.0.0.10.in-addr.arpa", "1.ip6.arpa", "in-addr.arpa"]
 )
