@@ -106,6 +106,7 @@ class DnsListener:
                 self._loop.remove_reader(each)
             self._resuming = self._loop.call_later(BATCH / QUERIES_PER_SECOND, self._resume)
             return
+        self._forget_old_responses()  # nothing changes while a batch is read
         for _ in range(min(BATCH, available)):
             try:
                 data, source = channel.recvfrom(MAX_QUERY)
@@ -124,9 +125,6 @@ class DnsListener:
     def _handle_packet(self, channel: socket.socket, data: bytes, source: Source) -> None:
         if not self._accepts(source[0]):
             return
-        if (state := self._resolver.state()) != self._state:
-            self._state = state
-            self._responses.clear()
         if (known := self._responses.get(data[2:])) is not None:
             send(channel, data[:2] + known, source)
             return
@@ -135,6 +133,11 @@ class DnsListener:
             send(channel, response, source)
         elif query is not None and response is not None:
             self._wait(channel, query, response, source)
+
+    def _forget_old_responses(self) -> None:
+        if (state := self._resolver.state()) != self._state:
+            self._state = state
+            self._responses.clear()
 
     def _accepts(self, source: str) -> bool:
         if self._counted - self._checked >= SOURCE_SECONDS or len(self._accepted) >= MAX_SOURCES:
