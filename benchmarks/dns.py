@@ -29,6 +29,12 @@ def rows() -> Iterator[Row]:
         share = each["per cpu second"] / echo["per cpu second"]
         detail = f"{each['per cpu second']:.0f} in a second of CPU, {share:.0%} of the echo"
         yield Row(f"DNS: {what}", each["rate"], "/s", detail=detail)
+    say("dns: a flood")
+    flood = fresh(f"{SIDE}:flood", SECONDS)
+    what = "queries of another tenant while one floods, p99"
+    detail = f"{flood['quiet p99'] * 1e3:.1f} ms without the flood of {flood['sent']:.0f} packets in a second"
+    yield Row(what, flood["flooded p99"] * 1e3, "ms", detail=detail)
+    yield Row("CPU of the process meanwhile", flood["cpu"] * 100, "% of a core")
     yield Row("idle resolver", fresh(f"{SIDE}:idle", LISTENERS)["kilobytes"], "kB", at_most=100)
 
 

@@ -92,6 +92,67 @@ async def all_rates(seconds: str) -> dict[str, dict[str, float]]:
     return found
 
 
+def flood(seconds: str) -> dict[str, float]:
+    """Return what a flood of one cluster costs the process, and how long queries of another take meanwhile."""
+    return uvloop.run(flooded(float(seconds)))
+
+
+async def flooded(seconds: float) -> dict[str, float]:
+    names = cluster()
+    found: dict[str, float] = {}
+    async with asyncio.TaskGroup() as group:
+        resolver = Resolver("bench", lambda: names, lambda: Rules(source_ranges=(LOOPBACK,)))
+        victim, other = DnsListener(resolver, group), DnsListener(resolver, group)
+        for each in (victim, other):
+            await each.start("127.0.0.1", 0)
+        found["quiet p99"] = p99(await latencies(victim.port, seconds))
+        flooding = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks.fresh", "benchmarks.sides.dns:flooder", str(other.port), str(seconds)),
+            stdout=subprocess.PIPE,
+        )
+        assert flooding.stdout is not None
+        before, started = time.process_time(), time.perf_counter()
+        found["flooded p99"] = p99(await latencies(victim.port, seconds))
+        found["cpu"] = (time.process_time() - before) / (time.perf_counter() - started)
+        found["sent"] = json.loads(await flooding.stdout.read())["rate"]
+        await flooding.wait()
+        for each in (victim, other):
+            await each.stop()
+    return found
+
+
+def flooder(port: str, seconds: str) -> dict[str, float]:
+    """Send queries as fast as possible, and read no response."""
+    message = encode_query(1, wire_name(f"x.default.svc.{DOMAIN}"), Type.A)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+        count, started = 0, time.perf_counter()
+        while time.perf_counter() - started < float(seconds):
+            channel.sendto(message, ("127.0.0.1", int(port)))
+            count += 1
+        return {"rate": count / (time.perf_counter() - started)}
+
+
+async def latencies(port: int, seconds: float) -> list[float]:
+    """Return the seconds that queries took, which are sent a hundred times in a second."""
+    loop, found = asyncio.get_running_loop(), list[float]()
+    message = encode_query(1, wire_name(f"s1.default.svc.{DOMAIN}"), Type.A)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+        channel.setblocking(False)
+        channel.connect(("127.0.0.1", port))
+        end = loop.time() + seconds
+        while loop.time() < end:
+            started = loop.time()
+            channel.send(message)
+            await loop.sock_recv(channel, 2048)
+            found.append(loop.time() - started)
+            await asyncio.sleep(0.01)
+    return found
+
+
+def p99(times: list[float]) -> float:
+    return sorted(times)[int(len(times) * 0.99)]
+
+
 async def echo_port() -> int:
     """Return the port of a server that sends each packet back, by the same calls as the resolver."""
     loop, channel = asyncio.get_running_loop(), udp_socket(socket.AF_INET, ("127.0.0.1", 0))
