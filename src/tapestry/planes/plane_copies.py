@@ -19,7 +19,15 @@ from tapestry.apiserver.storage.log import Entry
 from tapestry.apiserver.storage.raw_objects import with_revision
 from tapestry.apiserver.storage.sqlite_log import DATABASE_NAME
 from tapestry.kube.objects import uid_of
-from tapestry.planes.copy_rules import IDENTITY_NAMESPACE, IdentityChange, is_included, new_plane_entry
+from tapestry.planes.copy_rules import (
+    IDENTITY_NAMESPACE,
+    TELLING_RESOURCES,
+    IdentityChange,
+    elsewhere,
+    is_included,
+    is_left_behind,
+    new_plane_entry,
+)
 from tapestry.planes.plane_folders import add_plane_folder, plane_folder, temporary_folder
 
 PARALLEL_WRITES = 64
@@ -101,4 +109,6 @@ def new_plane_snapshot(file: Path, folder: Path) -> Snapshot:
     identity = IdentityChange(old_uid, str(uuid4()))
     with closing(open_database(folder / DATABASE_NAME)) as connection:
         revision = latest_revision(connection)
-    return revision, (new_plane_entry(each, identity) for each in read_entries(folder) if is_included(each))
+    has = elsewhere(read_entries(folder, TELLING_RESOURCES))
+    entries = (each for each in read_entries(folder) if is_included(each) and not is_left_behind(each, has))
+    return revision, (new_plane_entry(each, identity, has) for each in entries)

@@ -40,7 +40,6 @@ async def tenant_gets_another_quota(world: Tenants) -> None:
 
 
 async def host_is_deleted_after_its_tenant(world: Tenants) -> None:
-    await world.run_pod()
     await asyncio.sleep(LONG_ENOUGH)
     await world.management.delete(HOST_CLUSTERS, object_named(HOST))
     await world.management.delete(CLUSTER_BINDINGS, object_named("blue"))

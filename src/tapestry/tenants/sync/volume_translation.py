@@ -38,8 +38,7 @@ from tapestry.syncer.translate.nodes import HOSTNAME, RESERVED_LABEL_PREFIXES
 from tapestry.syncer.translate.sanitize import as_list, as_object, sanitized_amount
 from tapestry.tenants.sync.twin_objects import NotSynced, NoTwin
 
-DRIVER = "host.tapestry.io"
-"""Provisioner of the storage classes of a plane, and CSI driver of the volumes, that its host cluster has."""
+DRIVER = keys.HOST_VOLUME_DRIVER
 VOLUME_PREFIX = "pvc-"
 UNSUPPORTED_FIELDS = ("dataSource", "dataSourceRef", "selector", "volumeAttributesClassName")
 """Fields of a claim that a new volume of the host cluster cannot satisfy."""
