@@ -56,13 +56,18 @@ class HostWorld:
             await add_host(plan, clusters, datetime.now(UTC))
 
     async def add_tenant(
-        self, plane: str, host: str = "east", controllers: Sequence[str] = ("volumes",), **spec: Any
+        self,
+        plane: str,
+        host: str = "east",
+        controllers: Sequence[str] = ("volumes",),
+        in_plane: Object | None = None,
+        **spec: Any,
     ) -> str:
         """Create a plane with a tenant, wait until it runs, and return the id of the plane.
 
-        The plane has these controllers besides the default ones.
+        The plane has these controllers besides the default ones, and the other fields of `in_plane`.
         """
-        content = {"backend": "memory", "controllers": ["*", *controllers]}
+        content = {"backend": "memory", "controllers": ["*", *controllers], **(in_plane or {})}
         created = await self.management.create(PLANES, {**object_named(plane), "spec": content})
         found = await wait_for(
             self.management,

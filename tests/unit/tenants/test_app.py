@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.planes import PLANES
+from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.objects import is_deleting, object_named, value_at
+from tapestry.kube.objects import Object, is_deleting, object_named, uid_of, value_at
 from tapestry.kube.resources import (
     CONFIGMAPS,
     NAMESPACES,
@@ -22,7 +24,7 @@ from tapestry.kube.resources import (
 )
 from tapestry.tenants.host_connection import SHARED_NAMESPACE
 
-from .running_tenants import TIMEOUT, host_world, pod_named, run_pod, wait_for_pod
+from .running_tenants import TIMEOUT, HostWorld, host_world, pod_named, run_pod, wait_for_pod
 
 
 async def test_pod_of_plane_runs_in_host_cluster(tmp_path: Path) -> None:
@@ -121,3 +123,50 @@ async def test_kill_switch_reclaims_pods_of_suspended_plane(tmp_path: Path) -> N
             timeout=TIMEOUT,
         )
         assert gone is None or gone["metadata"]["deletionGracePeriodSeconds"] <= 30
+
+
+async def test_copy_of_plane_runs_its_own_pods(tmp_path: Path) -> None:
+    async with host_world(tmp_path) as world:
+        first_id = await world.add_tenant("blue", in_plane={"backend": "file"})
+        first = world.tenant_client(first_id)
+        await first.create(SERVICES, {**object_named("web", "default"), "spec": {"ports": [{"port": 80}]}})
+        pod = await run_pod(first)
+        service = await wait_for_address(first)
+        [twin] = await twins_of(world, "blue")
+
+        second_id = await world.add_tenant("green", in_plane={"backend": "file", "copyOf": "blue"})
+        second = world.tenant_client(second_id)
+        copied = await wait_for_pod(second, "work", lambda each: value_at(each, "status", "phase") == "Running")
+        assert value_at(copied, "status", "podIP") != value_at(pod, "status", "podIP")
+        assert value_at(await wait_for_address(second), "spec", "clusterIP") != value_at(service, "spec", "clusterIP")
+        [other] = await twins_of(world, "green")
+        assert other["metadata"]["namespace"] != twin["metadata"]["namespace"]
+
+        await second.delete(PODS, object_named("work", "default"))
+        await wait_for(
+            world.host.client,
+            PODS,
+            other["metadata"]["name"],
+            other["metadata"]["namespace"],
+            until=lambda each: each is None,
+            timeout=TIMEOUT,
+        )
+        assert [uid_of(each) for each in await twins_of(world, "blue")] == [uid_of(twin)]
+        assert not is_deleting((await twins_of(world, "blue"))[0])
+        still = await first.get(PODS, "work", "default")
+        assert (uid_of(still), value_at(still, "status", "phase")) == (uid_of(pod), "Running")
+
+
+async def twins_of(world: HostWorld, binding: str) -> list[Object]:
+    uid = uid_of(await world.management.get(CLUSTER_BINDINGS, binding))
+    return await world.host.client.list(PODS, labels=f"{keys.CLUSTER_BINDING_UID}={uid}")
+
+
+async def wait_for_address(client: Client) -> Object:
+    found = await wait_for(
+        *(client, SERVICES, "web", "default"),
+        until=lambda each: bool(value_at(each, "spec", "clusterIP")),
+        timeout=TIMEOUT,
+    )
+    assert found is not None
+    return found
