@@ -123,20 +123,13 @@ def install(
     plane_set, endpoints = process.plane_set, process.endpoints
     bindings, planes = manager.informer(CLUSTER_BINDINGS), manager.informer(PLANES, indexers={"id": planes_by_id})
 
-    def is_responsible(id: str) -> bool:
-        """Return whether this process holds a plane, or would take it if the plane existed."""
-        if plane_set.get(id) is not None:
-            return True
-        exists = any(plane_id(each) == id for each in planes.store.list())
-        return not exists and process.processes.is_candidate(id)
-
     attendance = Attendance(planes, plane_set, tenants, process.processes)
     preparation = Preparation(
         endpoints.ports.port_of, endpoints.ports.host, dns_ports.port_of, process.tls.set_extra_names
     )
     host_clusters.install(manager, clusters, process.processes.is_candidate)
     leftovers.install(manager, clusters, process.processes.is_candidate)
-    recheck = tenant_controller.install(manager, clusters, tenants, preparation, is_responsible)
+    recheck = tenant_controller.install(manager, clusters, tenants, preparation, attendance.is_responsible)
     recheck_reclaim = reclaim_controller.install(manager, clusters, attendance.is_attended)
     management = ManagementCaches(
         bindings=PartViews(bindings, uid_of, name_of),
@@ -169,7 +162,13 @@ def install(
     install_dns_ports(manager, process, dns_ports, dns)
     tenants.on_run(recheck_reclaim)
     planes.on_change(partial(recheck_if_moved, recheck_reclaim))
-    manager.run_always("attendance", lambda: attendance.watch_processes(partial(recheck_reclaim, "")))
+
+    def recheck_all() -> None:
+        recheck_reclaim("")
+        for entry in plane_set:
+            recheck(entry.id)
+
+    manager.run_always("attendance", lambda: attendance.watch_processes(recheck_all))
 
 
 def recheck_if_moved(recheck: Callable[[str], None], old: Object | None, new: Object | None) -> None:

@@ -1,4 +1,4 @@
-"""Attendance of tenants: whether the syncer of a tenant runs in this process, or in another live one."""
+"""Attendance of tenants: which process takes care of a tenant, and whether its syncer runs in any live process."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,12 +28,21 @@ class Attendance:
     tenants: TenantSet
     processes: Processes
 
+    def is_responsible(self, id: str) -> bool:
+        """Return whether this process takes care of the tenant of a plane, by the id of the plane.
+
+        It holds the plane, and no other process may have taken it; or it would take it if the plane existed.
+        """
+        if (entry := self.plane_set.get(id)) is not None:
+            return entry.hold is None or entry.hold.fence.is_valid()
+        exists = any(True for _ in self.planes.store.by("id", id))
+        return not exists and self.processes.is_candidate(id)
+
     def is_attended(self, binding: Object) -> bool:
         """Return whether a syncer that may write to the host cluster runs for a tenant."""
         id = plane_of(binding)
         if self.tenants.is_running(id):
-            entry = self.plane_set.get(id)
-            return entry is None or entry.hold is None or entry.hold.fence.is_valid()
+            return self.is_responsible(id)
         plane = next(iter(self.planes.store.by("id", id)), None)
         holder, phase = plane_state(plane)
         is_elsewhere = holder != self.processes.own_name and self.processes.is_live(holder)

@@ -1,15 +1,16 @@
 """Controller of HostClusters: connects the process to each host cluster, and writes the status of its HostCluster.
 
-The first connection records the identity of the host cluster: the UID of its namespace `kube-system`. A kubeconfig that
-leads to another cluster is refused, because all objects of tenants are in the first one.
+The first connection records the identity of the host cluster: the UID of its namespace `kube-system`. All objects of
+tenants are there. If another cluster answers later, nothing is written to it until an operator approves its identity.
 """
 
 import asyncio
 import contextvars
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, is_tenant
@@ -28,7 +29,7 @@ from tapestry.kube.resources import NAMESPACES, SECRETS
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 from tapestry.syncer.bindings import access_from_secret
-from tapestry.tenants.host_connection import Connect, HostConnection
+from tapestry.tenants.host_connection import IDENTITY_NAMESPACE, Connect, HostConnection
 
 log = logger(__name__)
 
@@ -40,7 +41,7 @@ SILENCE_SECONDS = 20.0
 """Seconds without a response after which a host cluster counts as unreachable."""
 LAST_SEEN_INTERVAL = timedelta(minutes=5)
 """Time after which `status.lastSeen` is written again while nothing else changes."""
-REACHABLE = "Reachable"
+REACHABLE, IDENTITY_CHANGED = "Reachable", "IdentityChanged"
 
 
 @dataclass(eq=False)
@@ -71,37 +72,48 @@ class HostClusters:
         self._listeners: list[Callable[[str], None]] = []
 
     def on_change(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the name of each host cluster that is connected."""
+        """Call `listener` with the name of each host cluster that is connected or disconnected."""
         self._listeners.append(listener)
 
     def get(self, name: str) -> Host | None:
         return self._hosts.get(name)
 
-    async def connect(self, name: str, access: Access, kubeconfig: str, pinned: str) -> Host:
-        """Connect to a host cluster, or switch to other credentials. Raises KubeError and Terminal."""
+    async def connect(self, name: str, access: Access, kubeconfig: str, pinned: str, others: Mapping[str, str]) -> Host:
+        """Connect to a host cluster, or switch to other credentials. Raises KubeError and Terminal.
+
+        `pinned` is the identity that it must have, if not empty. `others` are the names of other HostClusters by their
+        identity.
+        """
         identity, version = await self._probe(access)
         if pinned and identity != pinned:
             message = (
                 f"the kubeconfig leads to cluster {identity}, not to {pinned} with the objects of the tenants; give a "
-                f"kubeconfig of that cluster, or delete the HostCluster and add it again"
+                f"kubeconfig of that cluster, or approve the other one with the annotation "
+                f"{keys.APPROVE_IDENTITY}={identity}"
             )
-            raise Terminal("IdentityChanged", message)
+            raise Terminal(IDENTITY_CHANGED, message)
+        if not pinned and identity in others:
+            raise Terminal("DuplicateCluster", f"the cluster is HostCluster {others[identity]} already; use that")
         host = self._hosts.get(name)
         if host is None:
             connection = HostConnection(name, self._connect, self._monotonic)
             task = self._group.create_task(connection.run(), name=f"host-{name}", context=self._context.copy())
             host = self._hosts[name] = Host(connection, identity, version, kubeconfig, task)
+            connection.on_replaced(partial(self._notify, name))
         host.identity, host.version, host.kubeconfig = identity, version, kubeconfig
-        await host.connection.switch_to(access)
+        await host.connection.switch_to(access, identity)
+        self._notify(name)
+        return host
+
+    def _notify(self, name: str) -> None:
         for listener in self._listeners:
             listener(name)
-        return host
 
     async def _probe(self, access: Access) -> tuple[str, str]:
         """Return the identity and the version of the cluster that a kubeconfig leads to."""
         untrusted = Client(SmallResponseTransport(self._connect(access)))
         try:
-            identity = uid_of(await untrusted.get(NAMESPACES, "kube-system"))
+            identity = uid_of(await untrusted.get(NAMESPACES, IDENTITY_NAMESPACE))
             return identity, str((await untrusted.server_version()).get("gitVersion", ""))
         finally:
             await untrusted.close()
@@ -112,6 +124,7 @@ class HostClusters:
             host.task.cancel()
             await asyncio.wait([host.task])
             await host.connection.close()
+            self._notify(name)
 
     async def close(self) -> None:
         for name in list(self._hosts):
@@ -147,7 +160,7 @@ class HostClusterReconciler:
             text = error.message if isinstance(error, Terminal) else str(error)
             await self._write(obj, self.clusters.get(name), reason, text)
             if isinstance(error, Terminal):
-                return None
+                return Result(requeue_after=CHECK_SECONDS) if reason == IDENTITY_CHANGED else None
             raise
         silence = host.connection.transport.seconds_since_response()
         if silence >= SILENCE_SECONDS:
@@ -176,13 +189,20 @@ class HostClusterReconciler:
         name, secret = name_of(obj), self._secret(spec.secret_ref)
         kubeconfig = f"{secret['metadata']['name']}/{version_of(secret)}"
         host = self.clusters.get(name)
-        if host is not None and host.kubeconfig == kubeconfig:
+        if host is not None and host.connection.is_replaced:
+            await self.clusters.disconnect(name)
+        elif host is not None and host.kubeconfig == kubeconfig:
             return host
         access = access_from_secret(secret, allow_loopback=spec.allow_loopback)
         pinned = value_at(obj, "status", "identity", default="")
         if annotations_of(obj).get(keys.APPROVE_IDENTITY):
             pinned = annotations_of(obj)[keys.APPROVE_IDENTITY]
-        return await self.clusters.connect(name, access, kubeconfig, pinned)
+        others = {
+            value_at(each, "status", "identity", default=""): name_of(each)
+            for each in self.hosts.store.list()
+            if name_of(each) != name
+        }
+        return await self.clusters.connect(name, access, kubeconfig, pinned, others)
 
     def _secret(self, reference: SecretReference) -> Object:
         if reference.namespace != HOSTS_NAMESPACE:
@@ -237,6 +257,7 @@ def install(
     )
     controller = manager.controller("host-clusters", reconciler.reconcile)
     controller.watch(hosts)
+    clusters.on_change(controller.queue.add)
     controller.watch(secrets, lambda secret: hosts_with_secret(hosts, secret))
     controller.watch(bindings, lambda binding: [value_at(binding, "spec", "hostCluster", default="")])
     return reconciler

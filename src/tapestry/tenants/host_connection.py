@@ -24,7 +24,7 @@ from tapestry.controller.informer_views import InformerView, PartViews, WholeVie
 from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import KubeError
-from tapestry.kube.objects import EMPTY_MAPPING, Object, key_of, labels_of, name_of
+from tapestry.kube.objects import EMPTY_MAPPING, Object, key_of, labels_of, name_of, uid_of
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, STORAGE_CLASSES, Resource
 from tapestry.process.logs import logger
 from tapestry.syncer.cache_transforms import (
@@ -45,6 +45,8 @@ PROBE_SECONDS = 5.0
 """Seconds between two probes of the host's API server."""
 OWNED = f"{keys.MANAGED_BY}={keys.TAPESTRY},{keys.CLUSTER_BINDING_UID}"
 """Selector of the objects of all bindings in a host cluster."""
+IDENTITY_NAMESPACE = "kube-system"
+"""Namespace whose UID identifies a cluster."""
 SHARED_NAMESPACE = "tapestry-tenants"
 """Namespace in a host cluster whose annotation `tapestry.io/reclaim` is the owner's kill switch for all tenants."""
 
@@ -115,6 +117,9 @@ class HostConnection:
         self.client = Client(self.transport)
         """Client with the credential of the HostCluster."""
         self.access: Access | None = None
+        self.identity = self.observed_identity = ""
+        """UID of the namespace `kube-system` when the connection began, and as read last."""
+        self._identity_listeners: list[Callable[[], None]] = []
         self._context = contextvars.copy_context()
         """Context of the process: what the host reports is work of no single plane."""
         self._unstarted: list[ObjectCache[Any]] = []
@@ -159,16 +164,33 @@ class HostConnection:
             await self._probe()
 
     async def _probe(self) -> None:
-        """Send requests from time to time; each response shows that the host is reachable."""
+        """Read the identity from time to time; each response also shows that the host is reachable."""
         while True:
             with suppress(KubeError, TimeoutError):
                 async with asyncio.timeout(PROBE_SECONDS):
-                    await self.client.server_version()
+                    found = uid_of(await self.client.get(NAMESPACES, IDENTITY_NAMESPACE))
+                    self.observe_identity(found)
             await asyncio.sleep(PROBE_SECONDS)
 
-    async def switch_to(self, access: Access) -> None:
-        """Use a server and its credentials from now on."""
-        self.access = access
+    def observe_identity(self, found: str) -> None:
+        before, self.observed_identity = self.is_replaced, found
+        if self.is_replaced != before:
+            log.warning("host cluster is another one", host=self.name, identity=self.identity, observed=found)
+            for listener in self._identity_listeners:
+                listener()
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if another cluster answers now. Nothing is written to it."""
+        return self.observed_identity != self.identity
+
+    def on_replaced(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when another cluster answers, or the first one again."""
+        self._identity_listeners.append(listener)
+
+    async def switch_to(self, access: Access, identity: str) -> None:
+        """Use a server and its credentials from now on. `identity` is that of the cluster to which they lead."""
+        self.access, self.identity, self.observed_identity = access, identity, identity
         await self.transport.switch_to(access)
         log.info("host cluster connected", host=self.name, server=access.server)
 

@@ -160,7 +160,8 @@ class ReclaimReconciler:
         """Return the host cluster of a tenant whose syncer does not run, if this process is connected to it."""
         if obj is None or not is_tenant(obj) or is_deleting(obj) or self.is_attended(obj):
             return None
-        return self.clusters.get(value_at(obj, "spec", "hostCluster"))
+        host = self.clusters.get(value_at(obj, "spec", "hostCluster"))
+        return None if host is None or host.connection.is_replaced else host
 
     def _follow(self, name: str, obj: Object | None, host: Host | None) -> None:
         """Watch the host cluster of a tenant, and no other one any more."""

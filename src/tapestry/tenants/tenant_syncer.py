@@ -28,7 +28,7 @@ from tapestry.syncer.lease_cache import Shortages
 from tapestry.syncer.partition import Partition
 from tapestry.syncer.switchable_transport import SwitchableTransport
 from tapestry.syncer.topdown.namespace_informers import owned_informer
-from tapestry.tenants.host_connection import TenantViews
+from tapestry.tenants.host_connection import HostConnection, TenantViews
 from tapestry.tenants.tenant_binding import TenantBinding
 from tapestry.tenants.tenant_caches import tenant_caches
 from tapestry.tenants.tenant_set import Tenant
@@ -102,7 +102,7 @@ def build_tenant_syncer(
     bindings, hosts = management.bindings.open(tenant.binding_uid), management.hosts.open()
     caches = tenant_caches(manager, identity, views, bindings, management.policies.open())
     writes = SwitchableTransport(tenant.host.connect_with, monotonic)
-    physical = Client(writes, fence=host_fence(hold), identity=manager.identity)
+    physical = Client(writes, fence=host_fence(hold, tenant.host), identity=manager.identity)
     unfenced = Client(writes, identity=manager.identity)
     binding = TenantBinding(
         *(identity, caches.bindings, caches.mount_namespaces),
@@ -147,11 +147,13 @@ async def close_tenant_syncer(running: TenantSyncer, management: ManagementCache
     await syncer.transports[1].close()
 
 
-def host_fence(hold: EpochFence | None) -> Callable[[], None]:
-    """Return a function that raises NotLeading when another process may hold the plane."""
+def host_fence(hold: EpochFence | None, host: HostConnection) -> Callable[[], None]:
+    """Return a function that raises NotLeading when another process may hold the plane, or another cluster answers."""
 
     def check() -> None:
         if hold is not None and not hold.is_valid():
             raise NotLeading("this process may not hold the plane any more")
+        if host.is_replaced:
+            raise NotLeading(f"HostCluster {host.name} is another cluster now")
 
     return check

@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,7 +68,8 @@ class Plane:
     host_access: HostAccess = field(default_factory=HostAccess)
     counts: Mapping[str, int] = field(default_factory=dict)
     """Number of objects that the plane reports, by the name of their resource."""
-    hold: None = None
+    hold: Any = None
+    """Right of the process to the plane, with a fence."""
 
     def syncer_transport(self) -> Transport:
         return self.connect()
@@ -85,6 +87,8 @@ class TenantProcess:
 
     planes: list[Plane] = field(default_factory=list)
     holds_planes: bool = True
+    down: Link | None = None
+    """Link of its own to the host cluster."""
     is_responsible: Callable[[str], bool] = lambda _: True
     """Return whether the process has a plane. It does not have one that is suspended."""
     writes_status: Callable[[str], bool] = lambda _: True
@@ -242,6 +246,18 @@ class Tenants:
             timeout=timeout,
         )
 
+    async def host_cluster(self, name: str = HOST) -> Object:
+        return await self.management.get(HOST_CLUSTERS, name)
+
+    async def wait_for_host(self, until: Until, name: str = HOST, *, timeout: float = A_DAY) -> Object:
+        found = await wait_for(
+            *(self.management, HOST_CLUSTERS, name),
+            until=lambda each: each is not None and until(each),
+            timeout=timeout,
+        )
+        assert found is not None
+        return found
+
     async def wait_until_binding_is_gone(self, name: str = "blue") -> None:
         await wait_for(self.management, CLUSTER_BINDINGS, name, until=lambda each: each is None, timeout=A_DAY)
 
@@ -396,9 +412,9 @@ class TenantWorld(Tenants):
     accesses: list[Access] = field(default_factory=list)
     """Accesses with which processes connected to host clusters."""
 
-    def connect(self, access: Access) -> Transport:
+    def connect(self, process: TenantProcess, access: Access) -> Transport:
         self.accesses.append(access)
-        return self.down.connect()
+        return (process.down or self.down).connect()
 
     async def add_plane(self, name: str) -> None:
         """Create a plane without a tenant."""
@@ -419,7 +435,7 @@ class TenantWorld(Tenants):
         if running.holds_planes:
             running.planes = running.planes or await self.open_planes()
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(running.run(self.up.connect, self.connect))
+            task = group.create_task(running.run(self.up.connect, partial(self.connect, running)))
             await asyncio.sleep(1)
             yield running
             task.cancel()

@@ -64,5 +64,5 @@ async def test_another_binding_of_the_plane_keeps_certificate_names() -> None:
 
 async def connected_host(api: InProcessApi) -> Host:
     connection = HostConnection("east", lambda _: api.connect(), running_clock().monotonic)
-    await connection.switch_to(Access("https://192.0.2.1"))
+    await connection.switch_to(Access("https://192.0.2.1"), "host")
     return Host(connection, "host", "v1.34.0", "east/1", asyncio.create_task(asyncio.sleep(0)))
