@@ -38,11 +38,11 @@ IDENTITY_NAMESPACE = Key("namespaces", "", "kube-system")
 NODE_LEASES = "kube-node-lease"
 """Namespace of the Leases of nodes."""
 DRIVER = keys.HOST_VOLUME_DRIVER
-TELLING_RESOURCES = (NODES.name, PERSISTENT_VOLUMES.name, STORAGE_CLASSES.name)
+MARKED_RESOURCES = (NODES.name, PERSISTENT_VOLUMES.name, STORAGE_CLASSES.name)
 """Resources whose objects tell what a plane has in other clusters."""
 OWN_CONDITIONS = (keys.MAPPED_CONDITION, keys.ACCEPTED_CONDITION)
 """Conditions of pods that a syncer is responsible for."""
-KEPT_ANNOTATIONS = (keys.RUNNING_DAEMONSET,)
+USER_ANNOTATIONS = (keys.RUNNING_DAEMONSET,)
 """Annotations of pods that users write."""
 FINAL_STATUS = ("phase", "reason", "message", "qosClass", "startTime", "initContainerStatuses", "containerStatuses")
 """Fields that the status of a pod that has ended keeps."""
@@ -81,7 +81,7 @@ EXCLUDED: dict[str, Callable[[Key, Object], bool]] = {
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What the copied plane has in other clusters, where a syncer runs its pods."""
+    """Objects of the copied plane that stand for objects of other clusters."""
 
     nodes: frozenset[str] = frozenset()
     """Names of its virtual nodes."""
@@ -122,7 +122,7 @@ def decoded(entry: Entry) -> Object:
 
 
 def elsewhere(entries: Iterable[Entry]) -> Elsewhere:
-    """Return what a plane has in other clusters; `entries` are its objects of `TELLING_RESOURCES`."""
+    """Return what a plane has in other clusters; `entries` are its objects of `MARKED_RESOURCES`."""
     nodes, volumes, has_host = set[str](), set[str](), False
     for each in entries:
         obj = decoded(each)
@@ -162,10 +162,10 @@ def restarted_pod(pod: Object, has: Elsewhere) -> Object:
     is_mapped = any(each.get("type") in OWN_CONDITIONS for each in status.get("conditions") or ())
     if node not in has.nodes and not is_mapped:
         return pod
-    metadata = without_annotations(pod["metadata"], keys.PREFIX, KEPT_ANNOTATIONS)
+    metadata = without_annotations(pod["metadata"], keys.PREFIX, USER_ANNOTATIONS)
     spec = {name: value for name, value in pod["spec"].items() if name != "nodeName"}
-    kept = FINAL_STATUS if is_pod_terminal(pod) else ("qosClass",)
-    new_status = {"phase": "Pending", **{name: status[name] for name in kept if name in status}}
+    fields = FINAL_STATUS if is_pod_terminal(pod) else ("qosClass",)
+    new_status = {"phase": "Pending", **{name: status[name] for name in fields if name in status}}
     return {**pod, "metadata": metadata, "spec": spec, "status": new_status}
 
 
@@ -204,10 +204,10 @@ RESTARTED: dict[str, Callable[[Object, Elsewhere], Object]] = {
 """By resource, the object in a plane that has nothing in other clusters yet."""
 
 
-def without_annotations(metadata: Object, prefix: str, kept: Collection[str]) -> Object:
-    """Return metadata without the annotations with a prefix."""
+def without_annotations(metadata: Object, prefix: str, exempt: Collection[str]) -> Object:
+    """Remove the annotations with a prefix from metadata."""
     annotations = metadata.get("annotations") or {}
-    left = {key: value for key, value in annotations.items() if not key.startswith(prefix) or key in kept}
+    left = {key: value for key, value in annotations.items() if not key.startswith(prefix) or key in exempt}
     return {**metadata, "annotations": left} if left != annotations else metadata
 
 

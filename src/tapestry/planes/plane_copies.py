@@ -21,7 +21,7 @@ from tapestry.apiserver.storage.sqlite_log import DATABASE_NAME
 from tapestry.kube.objects import uid_of
 from tapestry.planes.copy_rules import (
     IDENTITY_NAMESPACE,
-    TELLING_RESOURCES,
+    MARKED_RESOURCES,
     IdentityChange,
     elsewhere,
     is_included,
@@ -109,6 +109,6 @@ def new_plane_snapshot(file: Path, folder: Path) -> Snapshot:
     identity = IdentityChange(old_uid, str(uuid4()))
     with closing(open_database(folder / DATABASE_NAME)) as connection:
         revision = latest_revision(connection)
-    has = elsewhere(read_entries(folder, TELLING_RESOURCES))
+    has = elsewhere(read_entries(folder, MARKED_RESOURCES))
     entries = (each for each in read_entries(folder) if is_included(each) and not is_left_behind(each, has))
     return revision, (new_plane_entry(each, identity, has) for each in entries)
