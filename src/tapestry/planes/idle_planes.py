@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from tapestry.apis import keys
 from tapestry.apiserver.core.store import ObjectVersion, Store
 from tapestry.controller.manager import is_enabled
 from tapestry.kube.resources import CRON_JOBS, JOBS, PODS
@@ -33,6 +34,8 @@ WAKE_SECONDS = 10.0
 SLICE_SECONDS = 0.001
 """Time for which objects are read at once."""
 FINAL_PHASES = ("Succeeded", "Failed")
+SUSPENDED = "Suspended"
+"""Reason of the condition Mapped of pods that wait until their drained workloads run again."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,17 @@ def may_sleep(activity: PlaneActivity, now: datetime, idle_timeout: timedelta) -
 
 class PodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
+    scheduling_gates: list[dict[str, str]] | None = None
+
+
+class PodCondition(msgspec.Struct):
+    type: str = ""
+    reason: str = ""
 
 
 class PodStatus(msgspec.Struct):
     phase: str = ""
+    conditions: list[PodCondition] | None = None
 
 
 class Pod(msgspec.Struct):
@@ -77,13 +87,24 @@ class Pod(msgspec.Struct):
         """True if a kubelet is responsible for the pod, and it has not ended."""
         return bool(self.spec.node_name) and self.status.phase not in FINAL_PHASES
 
+    @property
+    def is_waiting(self) -> bool:
+        """True if a scheduler may give the pod a node at any time."""
+        is_suspended = any(
+            each.type == keys.MAPPED_CONDITION and each.reason == SUSPENDED for each in self.status.conditions or ()
+        )
+        may_start = not (self.spec.node_name or self.spec.scheduling_gates or is_suspended)
+        return may_start and self.status.phase not in FINAL_PHASES
+
 
 POD_DECODER = msgspec.json.Decoder(Pod)
 
 
-async def has_running_pods(store: Store) -> bool:
-    async for pod in in_slices(store.list_objects(PODS.name)):
-        if POD_DECODER.decode(pod.raw).is_running:
+async def has_running_pods(store: Store, *, or_waiting: bool = False) -> bool:
+    """Return whether a pod runs. With `or_waiting`, also whether one waits for a node."""
+    async for each in in_slices(store.list_objects(PODS.name)):
+        pod = POD_DECODER.decode(each.raw)
+        if pod.is_running or (or_waiting and pod.is_waiting):
             return True
     return False
 
@@ -185,7 +206,9 @@ class IdlePlanes:
         if plane.manager.has_work(idle_timeout.total_seconds()):
             return min(idle_timeout.total_seconds(), MAX_WAIT_SECONDS)
         now = self._now()
-        has_pods, next_due = await has_running_pods(plane.opened.store), await scheduled_work(plane, now)
+        is_placed_by_host = plane.opened.server.syncer_restriction.schedules_pods
+        has_pods = await has_running_pods(plane.opened.store, or_waiting=is_placed_by_host)
+        next_due = await scheduled_work(plane, now)
         activity = replace(self._activity(plane), has_running_pods=has_pods, next_due=next_due)
         if entry.plane is not plane:
             return 0.0

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tapestry.apis import keys
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.core.store import ObjectVersion
@@ -19,12 +21,13 @@ from tapestry.kube.resources import CRON_JOBS, PODS
 from tapestry.planes.idle_planes import (
     MAX_WAKING,
     MIN_IDLE_TIMEOUT,
+    POD_DECODER,
     IdlePlanes,
     PlaneActivity,
     in_slices,
     may_sleep,
 )
-from tapestry.planes.open_plane import OpenPlane
+from tapestry.planes.open_plane import OpenPlane, SyncerRule
 from tapestry.planes.plane_set import PlaneEntry, PlaneState
 
 from .listening_planes import IDLE_TIMEOUT as TIMEOUT
@@ -315,10 +318,39 @@ async def test_plane_that_is_used_during_the_check_stays_awake(
     assert entry.plane is not None
     plane, clock.advanced = entry.plane, TIMEOUT
 
-    async def connect(_: object) -> bool:
+    async def connect(_: object, *, or_waiting: bool) -> bool:
         plane.clients.count += 1
         return False
 
     monkeypatch.setattr("tapestry.planes.idle_planes.has_running_pods", connect)
     await idle_planes(running, clock).check(entry)
     assert entry.state is PlaneState.OPEN
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "waits"),
+    [
+        ({}, {}, True),
+        ({}, {"phase": "Pending", "conditions": [{"type": "PodScheduled", "reason": "Unschedulable"}]}, True),
+        ({"nodeName": "n1"}, {"phase": "Pending"}, False),
+        ({"schedulingGates": [{"name": "example.com/wait"}]}, {"phase": "Pending"}, False),
+        ({}, {"phase": "Failed"}, False),
+        ({}, {"phase": "Pending", "conditions": [{"type": keys.MAPPED_CONDITION, "reason": "Suspended"}]}, False),
+    ],
+)
+def test_waiting_pod_may_get_a_node(spec: Object, status: Object, waits: bool) -> None:
+    pod = POD_DECODER.decode(msgspec.json.encode({"spec": {"containers": [], **spec}, "status": status}))
+    assert pod.is_waiting is waits
+
+
+@pytest.mark.parametrize(("schedules_pods", "state"), [(True, PlaneState.OPEN), (False, PlaneState.ASLEEP)])
+async def test_plane_stays_awake_while_its_host_places_a_pod(
+    running: ListeningPlanes, clock: Clock, schedules_pods: bool, state: PlaneState
+) -> None:
+    entry = await running.opened("a", pod_accounts=False)
+    assert entry.plane is not None
+    entry.plane.restrict_to_syncer(SyncerRule(schedules_pods=schedules_pods))
+    await create(entry, PODS, "web", {"containers": CONTAINERS})
+    clock.advanced = TIMEOUT
+    await idle_planes(running, clock).check(entry)
+    assert entry.state is state
