@@ -34,7 +34,11 @@ class PhysicalCluster(Cluster):
 
 
 def control_plane_of(folder: Path, kit: Kit, flags: Mapping[str, str]) -> ControlPlane:
-    """Return a control plane with its own controllers and scheduler, which pods can reach."""
+    """Return a control plane with its own controllers and scheduler, which pods can reach.
+
+    Its controllers provision volumes of `kubernetes.io/host-path`: folders of this machine.
+    """
+    controllers = {"enable-hostpath-provisioner": "true"}
     return ControlPlane(
-        folder, kit.assets, controller_manager=True, scheduler=True, fsync=False, address=MACHINE, flags=flags
+        folder, kit.assets, controller_manager=controllers, scheduler=True, fsync=False, address=MACHINE, flags=flags
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import Object, name_of
 
 from ..integration.helm import run as run_helm
 from .clusters import PhysicalCluster
@@ -21,12 +21,23 @@ CHARTS = Path(__file__).with_name("charts")
 OPERATOR = "tapestry.invalid/operator:1"
 PAGES, OLD_PAGES = "pages.v1.example.com", "pages.v1alpha1.example.com"
 
+STANDARD: Object = {
+    "apiVersion": "storage.k8s.io/v1",
+    "kind": "StorageClass",
+    "metadata": {"name": "standard", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
+    "provisioner": "kubernetes.io/host-path",
+}
+"""Class of the host cluster."""
+
 
 @pytest.fixture(scope="module")
 def tenant(host_cluster: PhysicalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:
     folder = tmp_path_factory.mktemp("planes")
+    manifest = folder / "class.json"
+    manifest.write_text(json.dumps(STANDARD))
+    host_cluster.kubectl("apply", "--filename", manifest)
     with running_planes(folder, east=host_cluster) as planes:
-        planes.add_host("east")
+        planes.add_host("east", "--storage-class", "standard")
         yield planes.create_tenant("blue", "east")
 
 
@@ -89,3 +100,31 @@ def test_operator_with_webhooks_and_conversion_works(operator: Tenant) -> None:
         operator.kubectl("patch", PAGES, "v1", "--type=merge", "--patch", json.dumps({"spec": {"lines": []}}))
     operator.kubectl("delete", "page", "v1alpha1")
     operator.kubectl("wait", "configmap/v1alpha1", "--for=delete", "--timeout=30s")
+
+
+def open_volumes(tenant: Tenant) -> None:
+    """Let all users write to the volumes in the host cluster: its provisioner sets no permissions."""
+    volumes = json.loads(tenant.host.kubectl("get", "persistentvolumes", "--output=json"))["items"]
+    for each in volumes:
+        Path(each["spec"]["hostPath"]["path"]).chmod(0o777)
+
+
+def test_stateful_set_with_claims_works(tenant: Tenant) -> None:
+    install(tenant, "database", f"image={IMAGE}")
+    open_volumes(tenant)
+    for pod in ("database-0", "database-1"):
+        tenant.kubectl("exec", pod, "--", "sh", "-c", "echo $HOSTNAME > /data/index.html")
+    tenant.kubectl("delete", "pod", "database-0", "--timeout=60s")
+    tenant.kubectl("rollout", "status", "statefulset/database", "--timeout=60s")
+    for pod in ("database-0", "database-1"):
+        assert tenant.kubectl("exec", pod, "--", "cat", "/data/index.html") == f"{pod}\n"
+    claims = tenant.get("persistentvolumeclaims")["items"]
+    assert [(name_of(each), each["status"]["phase"]) for each in claims] == [
+        ("data-database-0", "Bound"),
+        ("data-database-1", "Bound"),
+    ]
+    assert tenant.inventory().count("persistentvolumeclaim/") == len(claims)
+    run_helm(tenant.host.assets / "helm", "uninstall", "database", "--wait", kubeconfig=tenant.kubeconfig)
+    tenant.kubectl("delete", "persistentvolumeclaims", "--all", "--timeout=60s")
+    tenant.kubectl("wait", "persistentvolumes", "--all", "--for=delete", "--timeout=60s")
+    assert "persistentvolumeclaim/" not in tenant.inventory()
