@@ -1,8 +1,6 @@
 """Charts of three common kinds in a tenant of a host cluster with a real kubelet, installed by Helm."""
 
 import json
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,16 +8,13 @@ import pytest
 
 from tapestry.kube.objects import Object, name_of
 
-from ..integration.helm import run as run_helm
+from .chart_releases import OLD_PAGES, PAGES, install, install_operator, new_page, uninstall
 from .clusters import PhysicalCluster
-from .images import IMAGE, Contents, python_paths, write_images
+from .images import IMAGE
 from .tenants import Tenant, running_planes
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(450)]
 
-CHARTS = Path(__file__).with_name("charts")
-OPERATOR = "tapestry.invalid/operator:1"
-PAGES, OLD_PAGES = "pages.v1.example.com", "pages.v1alpha1.example.com"
 
 STANDARD: Object = {
     "apiVersion": "storage.k8s.io/v1",
@@ -41,20 +36,6 @@ def tenant(host_cluster: PhysicalCluster, tmp_path_factory: pytest.TempPathFacto
         yield planes.create_tenant("blue", "east")
 
 
-def install(tenant: Tenant, chart: str, *values: str, command: str = "install") -> None:
-    """Install a chart, and wait until all that it creates is ready."""
-    options = [f"--set={each}" for each in values]
-    try:
-        run_helm(
-            tenant.host.assets / "helm",
-            *(command, chart, str(CHARTS / chart), *options, "--wait", "--timeout=60s"),
-            kubeconfig=tenant.kubeconfig,
-        )
-    except AssertionError as error:
-        error.add_note(tenant.diagnostics())
-        raise
-
-
 def page_of(tenant: Tenant) -> str:
     """Return what the Service `web` answers to a pod."""
     address = tenant.get("service", "web")["spec"]["clusterIP"]
@@ -66,40 +47,28 @@ def test_deployment_with_service_works(tenant: Tenant) -> None:
     assert page_of(tenant) == "first"
     install(tenant, "web", f"image={IMAGE}", "text=second", "replicas=3", command="upgrade")
     assert page_of(tenant) == "second"
-    run_helm(tenant.host.assets / "helm", "uninstall", "web", "--wait", kubeconfig=tenant.kubeconfig)
+    uninstall(tenant, "web")
     tenant.kubectl("wait", "pod", "--all", "--for=delete", "--timeout=60s")
     assert tenant.twins() == {}
 
 
-@pytest.fixture
-def operator(tenant: Tenant, host_cluster: PhysicalCluster, tmp_path: Path) -> Tenant:
-    """A tenant with the operator, whose image is only on the node."""
-    archive, program = tmp_path / "operator.tar", (CHARTS / "operator" / "pages.py").read_text()
-    entrypoint = {"Entrypoint": [str(Path(sys.executable).resolve()), "-B", "/pages.py"]}
-    busybox = Path(shutil.which("busybox") or "")
-    write_images(
-        archive, Contents(busybox, (), {"pages.py": program}, paths=python_paths(), others={OPERATOR: entrypoint})
-    )
-    host_cluster.node.run("ctr", "--namespace=k8s.io", "images", "import", archive)
-    install(tenant, "operator", f"image={OPERATOR}")
-    return tenant
-
-
-def new_page(version: str, **spec: object) -> Object:
-    return {"apiVersion": f"example.com/{version}", "kind": "Page", "metadata": {"name": version}, "spec": spec}
-
-
-def test_operator_with_webhooks_and_conversion_works(operator: Tenant) -> None:
-    operator.apply(new_page("v1", lines=["one"]), new_page("v1alpha1", text="one\ntwo"))
-    assert operator.get(PAGES, "v1")["spec"] == {"lines": ["one"], "owner": "admin"}
-    assert operator.get(OLD_PAGES, "v1")["spec"] == {"text": "one"}
-    assert operator.get(PAGES, "v1alpha1")["spec"] == {"lines": ["one", "two"]}
-    operator.kubectl("wait", "page/v1alpha1", "--for=jsonpath={.status.observed}=one\ntwo", "--timeout=30s")
-    assert operator.get("configmap", "v1alpha1")["data"] == {"text": "one\ntwo"}
+def test_operator_with_webhooks_and_conversion_works(
+    tenant: Tenant, host_cluster: PhysicalCluster, tmp_path: Path
+) -> None:
+    install_operator(tenant, host_cluster.node, tmp_path)
+    tenant.apply(new_page("v1", lines=["one"]), new_page("v1alpha1", text="one\ntwo"))
+    assert tenant.get(PAGES, "v1")["spec"] == {"lines": ["one"], "owner": "admin"}
+    assert tenant.get(OLD_PAGES, "v1")["spec"] == {"text": "one"}
+    assert tenant.get(PAGES, "v1alpha1")["spec"] == {"lines": ["one", "two"]}
+    tenant.kubectl("wait", "page/v1alpha1", "--for=jsonpath={.status.observed}=one\ntwo", "--timeout=30s")
+    assert tenant.get("configmap", "v1alpha1")["data"] == {"text": "one\ntwo"}
     with pytest.raises(RuntimeError, match="a page needs lines"):
-        operator.kubectl("patch", PAGES, "v1", "--type=merge", "--patch", json.dumps({"spec": {"lines": []}}))
-    operator.kubectl("delete", "page", "v1alpha1")
-    operator.kubectl("wait", "configmap/v1alpha1", "--for=delete", "--timeout=30s")
+        tenant.kubectl("patch", PAGES, "v1", "--type=merge", "--patch", json.dumps({"spec": {"lines": []}}))
+    tenant.kubectl("wait", "apiservice/v1.statistics.example.com", "--for=condition=Available", "--timeout=30s")
+    callers = tenant.kubectl("get", "--raw", "/apis/statistics.example.com/v1/callers")
+    assert json.loads(callers) == {"user": "admin"}
+    tenant.kubectl("delete", "page", "v1alpha1")
+    tenant.kubectl("wait", "configmap/v1alpha1", "--for=delete", "--timeout=30s")
 
 
 def open_volumes(tenant: Tenant) -> None:
@@ -124,7 +93,7 @@ def test_stateful_set_with_claims_works(tenant: Tenant) -> None:
         ("data-database-1", "Bound"),
     ]
     assert tenant.inventory().count("persistentvolumeclaim/") == len(claims)
-    run_helm(tenant.host.assets / "helm", "uninstall", "database", "--wait", kubeconfig=tenant.kubeconfig)
+    uninstall(tenant, "database")
     tenant.kubectl("delete", "persistentvolumeclaims", "--all", "--timeout=60s")
     tenant.kubectl("wait", "persistentvolumes", "--all", "--for=delete", "--timeout=60s")
     assert "persistentvolumeclaim/" not in tenant.inventory()

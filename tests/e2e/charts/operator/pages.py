@@ -1,7 +1,8 @@
-"""An operator with webhooks, for tests: writes the text of each Page into a ConfigMap. It needs only Python.
+"""An operator with webhooks and an aggregated API, for tests: writes the text of each Page into a ConfigMap.
 
 Pages have one field `text` in v1alpha1, and `lines` in v1, which is stored. The webhooks convert them, set the owner,
-and reject pages without lines.
+and reject pages without lines. The aggregated API has one resource, which names the caller. The program needs only
+Python, and trusts all callers.
 """
 
 import base64
@@ -51,6 +52,13 @@ def converted_page(page: dict[str, Any], version: str) -> dict[str, Any]:
     return {**page, "apiVersion": version, "spec": spec}
 
 
+STATISTICS = "/apis/statistics.example.com/v1"
+RESOURCES = {
+    "kind": "APIResourceList",
+    "apiVersion": "v1",
+    "groupVersion": STATISTICS.removeprefix("/apis/"),
+    "resources": [{"name": "callers", "singularName": "", "namespaced": False, "kind": "Caller", "verbs": ["get"]}],
+}
 HANDLERS = {"/default": defaulted, "/validate": validated, "/convert": converted}
 
 
@@ -58,7 +66,8 @@ class Webhooks(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.answer(b"ok")
+        responses = {STATISTICS: RESOURCES, f"{STATISTICS}/callers": {"user": self.headers["X-Remote-User"]}}
+        self.answer(json.dumps(responses.get(self.path.partition("?")[0], {})).encode())
 
     def do_POST(self) -> None:
         review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
