@@ -41,11 +41,12 @@ def restricted_pod(*command: str, **fields: object) -> Object:
 
 
 def with_stdin(command: list[object], text: str) -> str:
-    """Return the output of a command that reads a text."""
+    """Return the output of a command that reads a text. Raise RuntimeError with its stderr if it fails."""
     done = subprocess.run(
         list(map(str, command)), input=text, capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
     return done.stdout
 
 

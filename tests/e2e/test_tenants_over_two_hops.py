@@ -21,6 +21,7 @@ from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of
 from tapestry.kube.resources import PODS
 
+from .chart_releases import PAGES, install_operator, new_page, uninstall
 from .clusters import Cluster, PhysicalCluster
 from .installation import client_of, running_installation, tapestry
 from .tenants import Planes, Tenant, restricted_pod, running_planes
@@ -113,6 +114,7 @@ async def test_tenant_runs_on_leased_nodes_until_reclaimed(
         try:
             await asyncio.to_thread(check_job, chain.tenant)
             await asyncio.to_thread(check_deployment, chain)
+            await asyncio.to_thread(check_webhooks, chain, tmp_path)
             await check_reclaim(chain)
             await asyncio.to_thread(check_return, chain)
             await asyncio.to_thread(check_removal, chain)
@@ -152,6 +154,18 @@ def check_deployment(chain: Chain) -> None:
     services = find_condition(binding["status"]["conditions"], "ServicesSynced")
     assert services is not None
     assert (services["status"], services["reason"]) == ("False", "HostHasLeasedNodes")
+
+
+def check_webhooks(chain: Chain, folder: Path) -> None:
+    """Check that the API server of the plane calls pods in a network to which it needs no route."""
+    tenant = chain.tenant
+    install_operator(tenant, chain.physical.node, folder, has_services=False)
+    tenant.apply(new_page("v1alpha1", text="one\ntwo"))
+    assert tenant.get(PAGES, "v1alpha1")["spec"] == {"lines": ["one", "two"]}
+    with pytest.raises(RuntimeError, match="a page needs lines"):
+        tenant.apply(new_page("v1"))
+    uninstall(tenant, "operator")
+    tenant.kubectl("wait", "pod", "--selector=app.kubernetes.io/instance=operator", "--for=delete", "--timeout=60s")
 
 
 async def check_reclaim(chain: Chain) -> None:
