@@ -464,6 +464,7 @@ class Store(ABC):
         async for version in sliced(versions):
             cache = self._cache(version.key.resource)
             cache.objects[version.key.namespace, version.key.name] = version
+            cache.order = None  # listeners may have listed the objects before
             self.object_count += 1
             self.object_bytes += len(version.raw)
             self._notify(cache, WatchEvent(version.revision, None, version, version.raw))

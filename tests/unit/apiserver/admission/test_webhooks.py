@@ -11,6 +11,8 @@ import pytest
 from aiohttp import web
 
 from tapestry.apiserver import bootstrap
+from tapestry.apiserver.app import run_apiserver
+from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.outgoing_http import ServiceResolver, ServiceUnresolved
 from tapestry.apiserver.core.requests import Call
 from tapestry.apiserver.core.responses import ApiResponse
@@ -603,3 +605,14 @@ async def test_configuration_gets_defaults(call: ServerClient) -> None:
     assert (hook["namespaceSelector"], hook["objectSelector"], hook["reinvocationPolicy"]) == ({}, {}, "Never")
     assert hook["rules"][0]["scope"] == "*"
     assert hook["clientConfig"]["service"]["port"] == 443
+
+
+@pytest.mark.parametrize("configure", [create_mutating, create_validating])
+async def test_webhooks_are_called_after_restart(listen: Listen, configure: Callable[..., Any], tmp_path: Path) -> None:
+    config = ApiServerConfig(backend="file", secure_address="", file_rootpath=str(tmp_path / "data"))
+    hook = await listen(denying("no", 400))
+    async with run_apiserver(config) as served:
+        await configure(ServerClient(served.server, served.account_tokens), hook_body(hook.client))
+    async with run_apiserver(config) as served:
+        status, _ = await ServerClient(served.server, served.account_tokens)("POST", MAPS, map_body())
+    assert (status, len(hook.requests)) == (400, 1)

@@ -240,6 +240,19 @@ async def test_acknowledged_writes_survive_restart(tmp_path: Path) -> None:
         assert (await store.put(key("c"), None, text("three"))).revision == 4, "3 was the deletion"
 
 
+async def test_listeners_list_what_is_loaded_so_far(tmp_path: Path) -> None:
+    async with running_store(FileLog(tmp_path)) as store:
+        for name in ("b", "a"):
+            await store.put(key(name), None, text(name))
+    listed: list[list[str]] = []
+    with closing(LocalStore(FileLog(tmp_path), ThreadPoolExecutor(1))) as store:
+        store.on_change(PODS, lambda _: listed.append([each.key.name for each in store.list_objects(PODS)]))
+        assert store.list_objects(PODS) == []
+        await store.load()
+        assert [each.key.name for each in store.list_objects(PODS)] == ["a", "b"]
+    assert [len(each) for each in listed] == [1, 2]
+
+
 async def test_listeners_get_loaded_objects_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_store(FileLog(tmp_path)) as store:
         first = await store.put(key("a"), None, text("one"))
