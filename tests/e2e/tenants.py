@@ -110,6 +110,11 @@ class Planes:
         """Return the output of a command on the management API."""
         return run(TAPESTRY, *words, "--data", self.process.folder)
 
+    def manage(self, *arguments: object) -> str:
+        """Return the output of kubectl on the management API."""
+        assets = next(iter(self.hosts.values())).assets
+        return run(assets / "kubectl", f"--kubeconfig={self.process.kubeconfig}", *arguments)
+
     def add_host(self, name: str, *options: object) -> None:
         """Add one of the host clusters. Its pods reach planes at the address of this machine."""
         access = ("--cluster-kubeconfig", self.hosts[name].plane.kubeconfig, "--api-address", MACHINE)

@@ -11,7 +11,7 @@ from tapestry.kube.objects import Object, name_of
 from .chart_releases import OLD_PAGES, PAGES, install, install_operator, new_page, uninstall
 from .clusters import PhysicalCluster
 from .images import IMAGE
-from .tenants import Tenant, running_planes
+from .tenants import Planes, Tenant, running_planes
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(450)]
 
@@ -26,14 +26,19 @@ STANDARD: Object = {
 
 
 @pytest.fixture(scope="module")
-def tenant(host_cluster: PhysicalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:
+def planes(host_cluster: PhysicalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planes]:
     folder = tmp_path_factory.mktemp("planes")
     manifest = folder / "class.json"
     manifest.write_text(json.dumps(STANDARD))
     host_cluster.kubectl("apply", "--filename", manifest)
     with running_planes(folder, east=host_cluster) as planes:
         planes.add_host("east", "--storage-class", "standard")
-        yield planes.create_tenant("blue", "east")
+        yield planes
+
+
+@pytest.fixture(scope="module")
+def tenant(planes: Planes) -> Tenant:
+    return planes.create_tenant("blue", "east")
 
 
 def page_of(tenant: Tenant) -> str:
@@ -69,6 +74,23 @@ def test_operator_with_webhooks_and_conversion_works(
     assert json.loads(callers) == {"user": "admin"}
     tenant.kubectl("delete", "page", "v1alpha1")
     tenant.kubectl("wait", "configmap/v1alpha1", "--for=delete", "--timeout=30s")
+
+
+def test_webhooks_are_called_directly_in_listed_ranges(planes: Planes, tenant: Tenant) -> None:
+    """The operator of the test before is called, although the tenant has lost the right to port-forward."""
+    role = json.loads(tenant.host.kubectl("get", "clusterrole", "tapestry-tenant", "--output=json"))
+    rules = [each for each in role["rules"] if "pods/portforward" not in each["resources"]]
+    assert len(rules) < len(role["rules"])
+    patch = json.dumps({"rules": rules})
+    tenant.host.kubectl("patch", "clusterrole", "tapestry-tenant", "--type=merge", "--patch", patch)
+    planes.process.restart()  # closes connections by port-forward
+    page = new_page("v1", lines=["one", "two"])
+    with pytest.raises(RuntimeError, match=r"failed calling webhook"):
+        tenant.apply(page)
+    patch = json.dumps({"spec": {"podRanges": ["198.18.0.0/15"]}})
+    planes.manage("patch", "hostcluster", "east", "--type=merge", "--patch", patch)
+    tenant.apply(page)
+    assert tenant.get(OLD_PAGES, "v1")["spec"] == {"text": "one\ntwo"}
 
 
 def open_volumes(tenant: Tenant) -> None:
