@@ -29,10 +29,12 @@ from tapestry.kube.objects import Object, annotations_of, object_named
 from tapestry.kube.resources import PODS
 
 POD_PATH = "/api/v1/namespaces/default/pods"
+REQUESTS = {"cpu": "10m", "memory": "16Mi"}
+"""Requests of each pod, so that the scheduler of the host spreads them."""
+FILL_CONCURRENCY = 8
 FLOOD_CONCURRENCY = 64
 WAIT_SECONDS = 60.0
 """Seconds after which a pod without a twin counts as one that got its twin then."""
-STATUS_LIMITED = 429
 
 
 class TenantSpec(msgspec.Struct):
@@ -59,13 +61,16 @@ class TenantPods:
     client: Client
     numbers: Iterator[int] = field(default_factory=count)
     names: list[str] = field(default_factory=list)
+    """Names of the pods with twins, the oldest first."""
 
     def new_pod(self) -> Object:
         """Return a pod that is bound when it is created if the scheduler of the host does not place it."""
         name = f"{self.spec.name}-{next(self.numbers)}"
         nodes = self.spec.nodes
         bound = {"nodeName": nodes[hash(name) % len(nodes)]} if self.spec.placement == "virtual" else {}
-        return pod_named(name, terminationGracePeriodSeconds=1, **bound)
+        pod = pod_named(name, terminationGracePeriodSeconds=1, **bound)
+        pod["spec"]["containers"][0]["resources"] = {"requests": REQUESTS}
+        return pod
 
 
 class TenantClient:
@@ -110,12 +115,13 @@ class TenantClient:
         pod = tenant.new_pod()
         started, name = time.monotonic(), pod["metadata"]["name"]
         await tenant.client.create(PODS, pod)
+        latency = await self._latency(name, started)
         tenant.names.append(name)
-        return await self._latency(name, started)
+        return latency
 
     async def _replace(self, tenant: TenantPods) -> float:
         """Delete the oldest pod of a tenant, and create another one."""
-        if tenant.names:  # others may still be created
+        if tenant.names:  # those of others are still awaited
             with suppress(NotFound):
                 await tenant.client.delete(PODS, object_named(tenant.names.pop(0), "default"))
         return await self._create(tenant)
@@ -124,10 +130,15 @@ class TenantClient:
 
     async def fill(self, pods: int) -> None:
         """Create pods in all tenants."""
-        for each in self._tenants.values():
-            async with asyncio.TaskGroup() as group:
-                for _ in range(pods):
-                    group.create_task(self._create(each))
+        missing = iter([each for each in self._tenants.values() for _ in range(pods)])
+
+        async def create_some() -> None:
+            for each in missing:
+                await self._create(each)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(FILL_CONCURRENCY):
+                group.create_task(create_some())
 
     async def churn(self, tenants: list[str], rate: float, seconds: float) -> dict[str, list[float]]:
         """Replace pods of these tenants in turn at a constant rate. Return the times until the twins exist."""

@@ -24,6 +24,7 @@ from tests.unit.tenants.running_tenants import TENANT_ADMIN, pod_named
 from benchmarks.fresh import held_bytes
 from benchmarks.sides.client_process import client_process
 from benchmarks.sides.planes import MEGABYTE, run
+from benchmarks.table import say
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.planes import plane_id
 from tapestry.cli.planes import mounted_routes
@@ -199,20 +200,23 @@ def churn(tenants: str, nodes: str, foreign: str, pods: str, rate: str, seconds:
         raise_open_file_limit(OPEN_FILES)
         async with tenant_process(Host(int(nodes), int(foreign))) as process:
             placements = {f"t{number}": ("host", "virtual")[number % 2] for number in range(int(tenants))}
-            clients = [await churned_tenant(process, name, placement) for name, placement in placements.items()]
-            greedy = await churned_tenant(process, "greedy", "host", quota={"pods": GREEDY_PODS})
+            clients = [await churned_tenant(process, int(nodes), *each) for each in placements.items()]
+            greedy = await churned_tenant(process, int(nodes), "greedy", "host", quota={"pods": GREEDY_PODS})
             host = str(process.host_kubeconfig)
             async with (
                 client_process(CLIENT, json.dumps({"host": host, "tenants": clients})) as ask,
                 client_process(CLIENT, json.dumps({"host": host, "tenants": [greedy]})) as ask_greedy,
             ):
+                say(f"tenants: {pods} pods in each of {len(clients)} tenants")
                 await ask("fill", pods=int(pods))
                 await asyncio.sleep(START_SECONDS)
                 result: dict[str, Any] = {}
                 for phase, names in (("one host", ["t0"]), ("one virtual", ["t1"]), ("all", [*placements])):
+                    say(f"tenants: {rate} pods a second of {phase}")
                     cpu, started = time.process_time(), time.perf_counter()
                     result[phase] = (await ask("churn", tenants=names, **churned))["result"]
                     result[f"{phase} cpu"] = (time.process_time() - cpu) / (time.perf_counter() - started)
+                say("tenants: the same beside a tenant that creates pods without pause")
                 flood = asyncio.create_task(ask_greedy("flood", seconds=float(seconds) + START_SECONDS))
                 await asyncio.sleep(START_SECONDS / 2)
                 result["flooded"] = (await ask("churn", tenants=[*placements], **churned))["result"]
@@ -223,10 +227,12 @@ def churn(tenants: str, nodes: str, foreign: str, pods: str, rate: str, seconds:
     return run(measure)
 
 
-async def churned_tenant(process: TenantProcess, name: str, placement: str, **spec: Any) -> Object:
+async def churned_tenant(
+    process: TenantProcess, number_of_nodes: int, name: str, placement: str, **spec: Any
+) -> Object:
     """Create a tenant, and return what its client must know."""
     client, nodes = await process.add(name, placement=placement, **spec), list[str]()
-    while placement == "virtual" and not nodes:
-        nodes = [name_of(each) for each in await client.list(NODES)]
+    while placement == "virtual" and len(nodes) < number_of_nodes:
         await asyncio.sleep(0.1)
+        nodes = [name_of(each) for each in await client.list(NODES)]
     return {"name": name, "placement": placement, "kubeconfig": await process.kubeconfig(name), "nodes": nodes}
