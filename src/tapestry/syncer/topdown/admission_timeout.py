@@ -1,12 +1,15 @@
 """Timeouts for pods whose twins the physical API server or scheduler does not accept.
 
 Errors that are unrelated to the pod do not count. If a pod fails for lack of capacity, less is leased for a while. A
-quota fails no pod: the pod waits, is retried ever less often, and again when a twin ends.
+quota fails no pod: the pod waits, is retried ever less often, and again when a twin ends. Of many equal pods, only one
+a second is sent to the physical API server while the quota rejects them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+import msgspec
 
 from tapestry.apis import keys
 from tapestry.controller import Result
@@ -39,8 +42,14 @@ RETRYABLE_ERRORS = (Unauthorized, Conflict, TooManyRequests, ServerError)
 QUOTA_EXCEEDED = "QuotaExceeded"
 MAX_QUOTA_BACKOFF = timedelta(minutes=5)
 """Maximum time between two attempts to create a pod over quota."""
+QUOTA_RETRY = timedelta(seconds=1)
+"""Time between two attempts to create equal pods over quota, unless a twin ends meanwhile."""
 INTERNAL_ERROR = "InternalError"
 """Reason of a response of an API server that failed, or could not call a webhook."""
+
+
+QuotaDemand = bytes
+"""What quotas count of a pod. Equal demands get the same decision."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,8 @@ class AdmissionTimeout:
     """Requeue a virtual pod."""
     over_quota: dict[str, None] = field(default_factory=dict)
     """Keys of the pods over quota, longest wait first."""
+    rejected: dict[QuotaDemand, tuple[datetime, ApiError]] = field(default_factory=dict)
+    """Last rejection by a quota of twins with the same demand."""
 
     async def handle_rejection(self, pod: VirtualPod, node: Placement, error: ApiError) -> Result | None:
         """Handle the rejection of the twin by the physical API server."""
@@ -75,6 +86,22 @@ class AdmissionTimeout:
         await self.status_writer.set_unmapped(pod, "RefusedBelow", error.message)
         waited = now - since
         return Result(requeue_after=min(max(waited, timedelta(seconds=1)), timeout - waited).total_seconds())
+
+    async def handle_twin_rejection(self, pod: VirtualPod, node: Placement, error: ApiError) -> Result | None:
+        """Handle a rejection that concerns the twin itself and none of its dependencies."""
+        if is_over_quota(error):
+            now = self.now()
+            for demand in [each for each, (time, _) in self.rejected.items() if now - time >= QUOTA_RETRY]:
+                del self.rejected[demand]
+            self.rejected[quota_demand(pod.object["spec"])] = now, error
+        return await self.handle_rejection(pod, node, error)
+
+    def quota_rejection(self, pod: VirtualPod) -> ApiError | None:
+        """Return the rejection of an equal pod a moment ago: another request would have the same result."""
+        if not self.rejected:
+            return None
+        time, error = self.rejected.get(quota_demand(pod.object["spec"]), (None, None))
+        return error if time is not None and self.now() - time < QUOTA_RETRY else None
 
     async def wait_for_quota(self, pod: VirtualPod, error: ApiError) -> Result:
         """Make the pod wait for a quota in the physical cluster."""
@@ -99,7 +126,8 @@ class AdmissionTimeout:
         self.over_quota.pop(pod.key, None)
 
     def requeue_next(self) -> None:
-        """Requeue the pod that has waited longest for a quota."""
+        """Requeue the pod that has waited longest for a quota, which may have been released."""
+        self.rejected.clear()
         for key in self.over_quota:
             self.requeue_pod(key)
             return
@@ -131,6 +159,12 @@ class AdmissionTimeout:
         if isinstance(node, str) and reports_insufficient_resources(message):
             self.shortages.record(node, pod)
         await self.status_writer.fail_pod(pod, reason, message)
+
+
+def quota_demand(spec: Object) -> QuotaDemand:
+    containers = [each.get("resources") for kind in ("initContainers", "containers") for each in spec.get(kind) or ()]
+    scopes = spec.get("priorityClassName"), "activeDeadlineSeconds" in spec, spec.get("affinity")
+    return msgspec.json.encode([containers, spec.get("resources"), spec.get("overhead"), scopes])
 
 
 def unscheduled_condition(twin: Twin) -> Object | None:

@@ -196,6 +196,9 @@ class PodReconciler:
 
     async def create_twin(self, pod: VirtualPod, binding: Binding, node: Placement) -> Result | None:
         """Ensure the dependencies of an admitted pod and create its twin. Releases the reservation on failure."""
+        if (rejection := self.admission_timeout.quota_rejection(pod)) is not None:
+            self.ledger.release(self.identity.twin_key(pod.key))
+            return await self.admission_timeout.wait_for_quota(pod, rejection)
         key, ledger, taints = self.identity.twin_key(pod.key), self.ledger, self.taints_of(node)
         aliases = self.host_aliases(namespace_of(pod.object) or "")
         settings, terms = self.twin_settings(pod.object), self.recorded_terms(pod, node, binding)
@@ -252,7 +255,7 @@ class PodReconciler:
                 raise
             if is_priority_class_missing(error):
                 return await self.priority_class_guard.on_class_missing(pod, binding)
-            return await self.admission_timeout.handle_rejection(pod, node, error)
+            return await self.admission_timeout.handle_twin_rejection(pod, node, error)
         ledger.mark_written(key, self.now())
         self.admission_timeout.clear_quota_wait(pod)
         self.priority_class_guard.on_twin_created()

@@ -245,6 +245,27 @@ async def test_pods_over_quota_are_retried_when_twins_end() -> None:
 
 
 @in_virtual_time
+async def test_equal_pods_over_quota_are_sent_once_a_second() -> None:
+    world = await new_world()
+    world.down.rejection = rejecting_pods(OVER_QUOTA)
+    async with world.syncer():
+        names = [f"p{number}" for number in range(30)]
+        for name in names:
+            await world.add_pod(name, requests={"cpu": "10m"})
+        for name in names:
+            await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"), name)
+        await asyncio.sleep(10)
+        sent = len(world.down.writes("POST", "/pods"))
+        assert sent <= 20
+        await world.add_pod("other", requests={"cpu": "20m"})
+        await world.wait_for_pod(has_condition(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"), "other", timeout=0.5)
+        assert len(world.down.writes("POST", "/pods")) > sent
+        world.down.rejection = accept_all
+        await asyncio.sleep(60)
+        assert len(await world.twins()) == 31
+
+
+@in_virtual_time
 async def test_pod_waiting_for_lease_does_not_block_quota() -> None:
     world = await new_world()
     await world.add_node("n2")
