@@ -74,16 +74,24 @@ def churn_rows(scale: Scale) -> Iterator[Row]:
     say(f"tenants: {scale.rate} pods a second of {count} tenants with {scale.pods} pods each")
     arguments = scale.churned, scale.nodes, scale.foreign, scale.pods, scale.rate, scale.seconds
     found = fresh(f"{SIDE}:churn", *arguments)
-    cpu = f"the process used {found['all cpu']:.0%} of a core, load {found['load']:.1f}"
     for placement in PLACEMENTS:
         one, many = found[f"one {placement}"][placement], found["all"][placement]
-        detail = f"p50 {middle(many):.0f} ms; one tenant p50 {middle(one):.0f}, p99 {p99(one):.0f} ms; {cpu}"
+        detail = (
+            f"p50 {middle(many):.0f} ms; one tenant p50 {middle(one):.0f}, p99 {p99(one):.0f} ms; "
+            f"{p99(many) / p99(one):.2g} times; load {found['load']:.1f}"
+        )
         limit = max(1_000.0, 3 * p99(one))
         what = f"create until twin, p99, placement {placement}, {count} tenants"
         yield Row(what, p99(many), "ms", at_most=limit, detail=detail)
-    answers = ", ".join(f"{count} with {status}" for status, count in found["flood"].items())
+    for placement in PLACEMENTS:
+        one, cpu = found[f"one {placement}"]["cpu"], found["all"]["cpu"]
+        detail = f"{cpu * 1e3:.1f} ms, one tenant {one * 1e3:.1f}; the host {found['all']['host cpu'] * 1e3:.1f} ms"
+        yield Row(
+            f"CPU of a replaced pod, compared with one tenant, placement {placement}", cpu / one, "x", detail=detail
+        )
+    answers = ", ".join(f"{number} with {status}" for status, number in found["answers"].items())
     what = "requests of a tenant that creates pods without pause, rejected with 429"
-    yield Row(what, found["flood"].get("429", 0), "", at_least=1, detail=answers)
+    yield Row(what, found["answers"].get("429", 0), "", at_least=1, detail=answers)
     for placement in PLACEMENTS:
         without, beside = found["all"][placement], found["flooded"][placement]
         detail = (

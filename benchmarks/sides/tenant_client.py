@@ -155,11 +155,10 @@ class TenantClient:
             latencies.setdefault(placement, []).append(task.result())
         return latencies
 
-    async def flood(self, seconds: float) -> dict[str, int]:
-        """Create pods in the only tenant, with many connections, as fast as there are answers."""
-        (tenant,) = self._tenants.values()
+    async def flood(self, name: str, seconds: float) -> dict[str, int]:
+        """Create pods in a tenant, with many connections, as fast as there are answers. Return their numbers."""
+        tenant, end = self._tenants[name], time.monotonic() + seconds
         answers: dict[str, int] = {}
-        end = time.monotonic() + seconds
 
         async def send() -> None:
             while time.monotonic() < end:

@@ -8,7 +8,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,16 +18,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.integration.plane_clients import client_of as client_with
-from tests.integration.plane_clients import created_plane, plane_kubeconfig
+from tests.integration.plane_clients import created_plane, plane_kubeconfig, wait_for_phase
 from tests.integration.servers import ClusterProcess
 from tests.unit.tenants.running_tenants import TENANT_ADMIN, pod_named
 
 from benchmarks.fresh import held_bytes
 from benchmarks.sides.client_process import client_process
+from benchmarks.sides.plane_client import cpu_seconds
 from benchmarks.sides.planes import MEGABYTE, run
 from benchmarks.table import say
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.planes import plane_id
+from tapestry.apis.planes import PLANES, plane_id
 from tapestry.cli.planes import mounted_routes
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
@@ -55,6 +57,9 @@ TIMEOUT = 120.0
 CONCURRENCY = 16
 CLIENT = "benchmarks.sides.tenant_client"
 OPEN_FILES = 65_536
+ROUNDS = 3
+FLOOD_START_SECONDS = 1.0
+"""Seconds of a flood before and after others are measured."""
 GREEDY_PODS = "100"
 """Quota of the tenant that creates pods as fast as it can."""
 ALL_CONTROLLERS = [WILDCARD, *OPTIONAL_CONTROLLERS]
@@ -75,6 +80,7 @@ class TenantProcess:
 
     folder: Path
     host_kubeconfig: Path
+    host_pid: int
     process: PlaneProcess
     management: Client
 
@@ -89,6 +95,11 @@ class TenantProcess:
         assert entry is not None
         assert entry.plane is not None
         return Client(InProcessTransport(entry.plane.opened.request_handler, TENANT_ADMIN))
+
+    async def suspend(self, name: str) -> None:
+        """Suspend a plane, and with it the syncer of its tenant."""
+        await self.management.patch(PLANES, object_named(name), {"spec": {"state": "Suspended"}})
+        await wait_for_phase(self.management, name, "Suspended")
 
     async def kubeconfig(self, name: str) -> str:
         """Return the file with the kubeconfig of a plane."""
@@ -116,7 +127,8 @@ async def tenant_process(host: Host) -> AsyncIterator[TenantProcess]:
                     *(Cluster("management", management, quiet), Cluster("host", client, quiet), access, HttpTransport)
                 )
                 await add_host(HostPlan(HOST, {"allowLoopback": True}), clusters, datetime.now(UTC))
-                yield TenantProcess(folder, cluster.kubeconfig, process, client_with(config.kubeconfig_file))
+                reads = client_with(config.kubeconfig_file)
+                yield TenantProcess(folder, cluster.kubeconfig, cluster.pid, process, reads)
         finally:
             await asyncio.to_thread(cluster.stop)
 
@@ -193,38 +205,73 @@ def idle(count: str, nodes: str, pods: str, sync_nodes: str, seconds: str) -> di
 
 
 def churn(tenants: str, nodes: str, foreign: str, pods: str, rate: str, seconds: str) -> dict[str, Any]:
-    """Replace pods of one tenant, then of all, and then of all while another one creates pods as fast as it can."""
-    churned = {"rate": float(rate), "seconds": float(seconds)}
+    """Replace pods of one tenant, of all, and of all while another one creates pods as fast as it can.
+
+    These phases take turns, because the load of the machine changes. Each flood is that of a new tenant, which is
+    suspended then.
+    """
+    churned, number_of_nodes = {"rate": float(rate), "seconds": float(seconds) / ROUNDS}, int(nodes)
 
     async def measure() -> dict[str, Any]:
         raise_open_file_limit(OPEN_FILES)
-        async with tenant_process(Host(int(nodes), int(foreign))) as process:
-            placements = {f"t{number}": ("host", "virtual")[number % 2] for number in range(int(tenants))}
-            clients = [await churned_tenant(process, int(nodes), *each) for each in placements.items()]
-            greedy = await churned_tenant(process, int(nodes), "greedy", "host", quota={"pods": GREEDY_PODS})
+        async with tenant_process(Host(number_of_nodes, int(foreign))) as process:
+            placements = [(f"t{number}", ("host", "virtual")[number % 2]) for number in range(int(tenants))]
+            clients = [await churned_tenant(process, number_of_nodes, *each) for each in placements]
+            quota = {"quota": {"pods": GREEDY_PODS}}
+            greedy = [
+                await churned_tenant(process, number_of_nodes, f"greedy-{number}", "host", **quota)
+                for number in range(ROUNDS)
+            ]
             host = str(process.host_kubeconfig)
             async with (
                 client_process(CLIENT, json.dumps({"host": host, "tenants": clients})) as ask,
-                client_process(CLIENT, json.dumps({"host": host, "tenants": [greedy]})) as ask_greedy,
+                client_process(CLIENT, json.dumps({"host": host, "tenants": greedy})) as ask_greedy,
             ):
                 say(f"tenants: {pods} pods in each of {len(clients)} tenants")
                 await ask("fill", pods=int(pods))
                 await asyncio.sleep(START_SECONDS)
-                result: dict[str, Any] = {}
-                for phase, names in (("one host", ["t0"]), ("one virtual", ["t1"]), ("all", [*placements])):
-                    say(f"tenants: {rate} pods a second of {phase}")
-                    cpu, started = time.process_time(), time.perf_counter()
-                    result[phase] = (await ask("churn", tenants=names, **churned))["result"]
-                    result[f"{phase} cpu"] = (time.process_time() - cpu) / (time.perf_counter() - started)
-                say("tenants: the same beside a tenant that creates pods without pause")
-                flood = asyncio.create_task(ask_greedy("flood", seconds=float(seconds) + START_SECONDS))
-                await asyncio.sleep(START_SECONDS / 2)
-                result["flooded"] = (await ask("churn", tenants=[*placements], **churned))["result"]
-                result["flood"] = (await flood)["result"]
-            result["load"] = os.getloadavg()[0]
-            return result
+                phases = {name: Phase(process) for name in ("one host", "one virtual", "all", "flooded")}
+                answers: Counter[str] = Counter()
+                everyone = [name for name, _ in placements]
+                for each in greedy:
+                    for phase, names in (("one host", ["t0"]), ("one virtual", ["t1"]), ("all", everyone)):
+                        await phases[phase].add(ask("churn", tenants=names, **churned))
+                    flood = asyncio.create_task(
+                        ask_greedy("flood", name=each["name"], seconds=churned["seconds"] + 2 * FLOOD_START_SECONDS)
+                    )
+                    await asyncio.sleep(FLOOD_START_SECONDS)
+                    await phases["flooded"].add(ask("churn", tenants=everyone, **churned))
+                    answers.update((await flood)["result"])
+                    await process.suspend(each["name"])
+                    say(f"tenants: flood of {each['name']} ended, load {os.getloadavg()[0]:.1f}")
+            return {
+                **{name: phase.result() for name, phase in phases.items()},
+                "answers": answers,
+                "load": os.getloadavg()[0],
+            }
 
     return run(measure)
+
+
+class Phase:
+    """What was measured while pods of the same tenants were replaced, in all rounds."""
+
+    def __init__(self, process: TenantProcess) -> None:
+        self._host_pid = process.host_pid
+        self._times: dict[str, list[float]] = {}
+        self._cpu = self._host_cpu = 0.0
+
+    async def add(self, churned: Awaitable[Any]) -> None:
+        cpu, host_cpu = time.process_time(), cpu_seconds(self._host_pid)
+        for placement, seconds in (await churned)["result"].items():
+            self._times.setdefault(placement, []).extend(seconds)
+        self._cpu += time.process_time() - cpu
+        self._host_cpu += cpu_seconds(self._host_pid) - host_cpu
+
+    def result(self) -> dict[str, Any]:
+        """Return the times by placement, and the CPU times of both processes for each pod."""
+        pods = sum(map(len, self._times.values()))
+        return {**self._times, "cpu": self._cpu / pods, "host cpu": self._host_cpu / pods}
 
 
 async def churned_tenant(
