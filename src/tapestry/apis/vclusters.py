@@ -19,7 +19,7 @@ MAX_OUTBOX = 50
 """Maximum number of entries of the outbox."""
 MAX_ERROR = 1 << 10
 """Maximum length of an error in a journal or an Operation."""
-MAX_STEPS = 64
+MAX_STEPS = 24
 OPERATION_ID_PATTERN = "^op-[a-z2-7]{26}$"
 Quantity = Annotated[str, Meta(max_length=32, pattern=QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1))]
 LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -192,7 +192,7 @@ class JournalStep(ApiStruct):
     """One step of an operation."""
 
     name: Annotated[str, Meta(max_length=63)]
-    state: Literal["Running", "Done", "Failed", "Compensating", "Compensated"]
+    state: Literal["Pending", "Running", "Done", "Failed", "Compensated"]
     attempt: Annotated[int, Meta(ge=1)] = 1
     start_time: datetime | None = None
     end_time: datetime | None = None
@@ -213,8 +213,8 @@ class Journal(ApiStruct):
     arguments: Annotated[dict[str, Any], Meta(max_length=32)] = field(default_factory=dict)
     steps: Annotated[tuple[JournalStep, ...], Meta(max_length=MAX_STEPS)] = ()
     data: Annotated[
-        dict[str, Annotated[str, Meta(max_length=1024)]],
-        Meta(max_length=32, description="Results of earlier steps that later ones need."),
+        dict[str, Annotated[str, Meta(max_length=256)]],
+        Meta(max_length=16, description="Results of earlier steps that later ones need."),
     ] = field(default_factory=dict)
     cancelled: bool = False
     error: Annotated[str, Meta(max_length=MAX_ERROR)] | None = None

@@ -41,7 +41,7 @@ class Code(Enum):
 
 
 class Violation(NamedTuple):
-    """What is wrong with one field, or with one limit."""
+    """Fault of one field, or excess of one limit."""
 
     subject: str
     description: str

@@ -24,7 +24,7 @@ FREED_BY_SUSPEND = frozenset(AMOUNTS) - {"storage"}
 
 
 class Charge(NamedTuple):
-    """What one object uses of the quota of its project."""
+    """Usage of the quota of a project by one object."""
 
     project: str
     owner: str

@@ -1,4 +1,4 @@
-"""What the native engine does with each field of a spec: it honors it, maps it, or rejects it by name.
+"""Treatment of each field of a spec by its engine: honored, mapped, or rejected by name.
 
 Fields have the names of the spec of a VCluster, which are those of the contract in JSON. A mapped field has an effect
 that differs from what was requested; a condition of the virtual cluster says which. A field that is not set, or false,
@@ -17,7 +17,7 @@ from tapestry.vclusters.errors import Violation, field_invalid, field_unsupporte
 
 @dataclass(frozen=True)
 class Provided:
-    """What this installation provides."""
+    """Properties of this installation."""
 
     kubernetes_version: str
     """Version of planes, for example 1.34.3."""
