@@ -158,6 +158,8 @@ TENANT_FINALIZER: Final = PREFIX + "tenant"
 """On the binding of a tenant: held until nothing of the tenant is left in its host cluster."""
 HOST_FINALIZER: Final = PREFIX + "hostcluster"
 """Held until the HostCluster has no tenants."""
+VCLUSTER_FINALIZER: Final = PREFIX + "vcluster"
+"""Held until nothing is left of the virtual cluster, and the record of its deletion is written."""
 
 # Taints.  NoExecute is never used: the syncer reclaims pods itself, at their deadline.
 VNODE_TAINT: Final = PREFIX + "vnode"

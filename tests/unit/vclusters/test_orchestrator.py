@@ -1,0 +1,461 @@
+"""The orchestrator on an in-process API, with an engine that fails, waits and kills the process."""
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapestry.apis.operations import OPERATIONS
+from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
+from tapestry.client.client import Client
+from tapestry.controller.testing import InProcessApi
+from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.times import timestamp
+from tapestry.vclusters.lifecycle import is_legal
+from tapestry.vclusters.operations import operation_id
+from tapestry.vclusters.orchestrator import Orchestrator
+from tapestry.vclusters.plans import Step
+
+from .fake_engine import FakeEngine, Faults, ProcessKilled
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+MAX_PASSES = 400
+
+
+@dataclass
+class LatestObjects:
+    """A cache that the test updates before each pass."""
+
+    objects: dict[str, Object] = field(default_factory=dict)
+
+    @property
+    def store(self) -> "LatestObjects":
+        return self
+
+    def get(self, key: str) -> Object | None:
+        return self.objects.get(key)
+
+
+@dataclass
+class World:
+    """One virtual cluster, its engine and the orchestrator, which the test runs pass by pass."""
+
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    time: datetime = NOON
+    requests: int = 0
+    kills: int = 0
+    phases: list[Phase | None] = field(default_factory=lambda: [None])
+
+    def __post_init__(self) -> None:
+        self.api = InProcessApi([VCLUSTERS, OPERATIONS], now=lambda: self.time)
+        self.client = Client(self.api.connect())
+        self.cache = LatestObjects()
+        self.restart()
+
+    def restart(self) -> None:
+        self.orchestrator = Orchestrator(self.cache, self.client, {"native": self.engine}, lambda: self.time)  # type: ignore[arg-type]
+
+    async def vcluster(self) -> Object | None:
+        return await self.client.find(VCLUSTERS, "v", "default")
+
+    async def status(self) -> Object:
+        found = await self.vcluster()
+        assert found is not None
+        return found.get("status") or {}
+
+    async def create(self, **arguments: Any) -> str:
+        operation = self.operation(Verb.CREATE, **arguments)
+        spec = {"project": "shop", "owner": "jane", "engine": "native", "operation": operation}
+        await self.client.create(VCLUSTERS, {"metadata": {"name": "v", "namespace": "default"}, "spec": spec})
+        return str(operation["id"])
+
+    def operation(self, verb: Verb, **arguments: Any) -> Object:
+        self.requests += 1
+        id = operation_id("jane", verb, str(self.requests))
+        return {"id": id, "verb": verb.value, "principal": "jane", "arguments": arguments}
+
+    async def request(self, verb: Verb, **arguments: Any) -> str:
+        """Ask for an operation, as the service does, unless another one waits."""
+        found = await self.vcluster()
+        if found is None:
+            return ""
+        current = value_at(found, "spec", "operation", "id")
+        known = {value_at(found, "status", "lastOperation"), value_at(found, "status", "journal", "id")}
+        if verb is not Verb.DELETE and current not in known:
+            return ""
+        operation = self.operation(verb, **arguments)
+        await self.client.patch(VCLUSTERS, found, {"spec": {"operation": None}})
+        found = await self.vcluster()
+        assert found is not None
+        await self.client.patch(VCLUSTERS, found, {"spec": {"operation": operation}})
+        return str(operation["id"])
+
+    async def cancel(self) -> None:
+        found = await self.vcluster()
+        if found is not None and value_at(found, "spec", "operation"):
+            await self.client.patch(VCLUSTERS, found, {"spec": {"operation": {"cancelled": True}}})
+
+    async def reconcile(self) -> float | None:
+        """Run one pass; return the seconds after which the next one is due, or None if it waits for a change."""
+        found = await self.vcluster()
+        self.cache.objects = {"default/v": found} if found is not None else {}
+        result = None
+        try:
+            result = await self.orchestrator.reconcile("default/v")
+        except ProcessKilled:
+            self.kills += 1
+            self.restart()
+        after = await self.vcluster()
+        phase = Phase(value_at(after, "status", "phase")) if value_at(after or {}, "status", "phase") else None
+        if phase is not self.phases[-1]:
+            assert is_legal(self.phases[-1], phase), (self.phases, phase)
+            self.phases.append(phase)
+        if found != after or self.kills:
+            self.kills = 0
+            return 0.0
+        return result.requeue_after if result is not None else None
+
+    async def run_until_idle(self) -> None:
+        """Run passes until the orchestrator waits for a change, or only observes."""
+        for _ in range(MAX_PASSES):
+            seconds = await self.reconcile()
+            found = await self.vcluster()
+            has_work = found is not None and (
+                value_at(found, "status", "journal") or "deletionTimestamp" in found["metadata"]
+            )
+            if seconds is None or (seconds and not has_work):
+                return
+            self.time += timedelta(seconds=seconds)
+        raise AssertionError(f"not idle after {MAX_PASSES} passes: {await self.vcluster()}")
+
+    async def records(self) -> list[Object]:
+        return list(await self.client.list(OPERATIONS))
+
+
+async def running() -> World:
+    world = World()
+    await world.create()
+    await world.run_until_idle()
+    assert (await world.status())["phase"] == Phase.RUNNING
+    world.engine.calls.clear()
+    return world
+
+
+async def test_create_passes_its_phases() -> None:
+    world = World()
+    operation = await world.create()
+    await world.run_until_idle()
+    assert world.phases == [None, Phase.PENDING, Phase.CREATING, Phase.RUNNING]
+    assert world.engine.calls == ["Place", "Install", "WaitReady"]
+    status = await world.status()
+    assert (status["hostCluster"], status.get("journal"), status["lastOperation"]) == ("host", None, operation)
+    [record] = await world.records()
+    assert (name_of(record), record["status"]["result"]) == (operation, "Succeeded")
+    assert [each["kind"] for each in status["outbox"]] == ["vcluster.phase.changed"] * 3
+
+
+SUSPENDS = [
+    (False, False, ["Stop"], [Phase.SUSPENDED]),
+    (True, False, ["Snapshot", "Stop"], [Phase.SUSPENDING, Phase.SUSPENDED]),
+    (False, True, ["Drain", "Stop"], [Phase.SUSPENDING, Phase.SUSPENDED]),
+    (True, True, ["Snapshot", "Drain", "Stop"], [Phase.SUSPENDING, Phase.SUSPENDED]),
+]
+
+
+@pytest.mark.parametrize(("snapshot", "drain", "steps", "phases"), SUSPENDS)
+async def test_suspend_takes_requested_steps(
+    snapshot: bool, drain: bool, steps: list[str], phases: list[Phase]
+) -> None:
+    world = await running()
+    await world.request(Verb.SUSPEND, createSnapshot=snapshot, drainWorkloads=drain)
+    await world.run_until_idle()
+    assert world.engine.calls == steps
+    assert world.phases[4:] == phases
+    await world.request(Verb.RESUME)
+    await world.run_until_idle()
+    assert world.phases[-2:] == [Phase.RESUMING, Phase.RUNNING]
+
+
+async def test_failed_create_is_undone() -> None:
+    world = World()
+    world.engine.faults[Step.WAIT_READY] = Faults(is_impossible=True)
+    operation = await world.create()
+    await world.run_until_idle()
+    status = await world.status()
+    assert (status["phase"], status["reason"]) == (Phase.ERROR, "IMPOSSIBLE")
+    assert world.engine.calls[-2:] == ["undo Install", "undo Place"]
+    assert not world.engine.clusters
+    [record] = await world.records()
+    assert (name_of(record), record["status"]["result"]) == (operation, "Failed")
+    assert record["status"]["error"]["reason"] == "IMPOSSIBLE"
+
+
+async def test_step_ends_at_its_deadline() -> None:
+    world = World()
+    world.engine.faults[Step.WAIT_READY] = Faults(waits=10_000)
+    await world.create()
+    for _ in range(10):
+        await world.reconcile()
+    assert (await world.status())["message"] == "WaitReady waits"
+    world.time += timedelta(minutes=6)
+    await world.run_until_idle()
+    [record] = await world.records()
+    assert record["status"]["error"]["code"] == "DEADLINE_EXCEEDED"
+    assert "WaitReady waits" in record["status"]["error"]["message"]
+
+
+async def test_errors_are_tried_again() -> None:
+    world = World()
+    world.engine.faults[Step.INSTALL] = Faults(errors=3)
+    await world.create()
+    await world.run_until_idle()
+    [record] = await world.records()
+    assert [step["attempt"] for step in record["status"]["steps"]] == [1, 4, 1]
+    assert (await world.status())["phase"] == Phase.RUNNING
+
+
+@pytest.mark.parametrize("is_healthy", [True, False])
+async def test_failed_snapshot_is_an_error_only_without_control_plane(is_healthy: bool) -> None:
+    world = await running()
+    world.engine.faults[Step.SNAPSHOT] = Faults(is_impossible=True)
+    if not is_healthy:
+        world.engine.unhealthy.update(world.engine.clusters)
+    await world.request(Verb.SNAPSHOT)
+    await world.run_until_idle()
+    assert world.phases[4:] == [Phase.SNAPSHOTTING, Phase.RUNNING if is_healthy else Phase.ERROR]
+
+
+async def test_cancelled_suspend_returns_to_running() -> None:
+    world = await running()
+    world.engine.faults[Step.DRAIN] = Faults(waits=10_000)
+    operation = await world.request(Verb.SUSPEND, drainWorkloads=True)
+    for _ in range(3):
+        await world.reconcile()
+    await world.cancel()
+    await world.run_until_idle()
+    assert world.phases[4:] == [Phase.SUSPENDING, Phase.RUNNING]
+    assert world.engine.calls[-1] == "undo Drain"
+    results = {name_of(each): each["status"]["result"] for each in await world.records()}
+    assert results[operation] == "Cancelled"
+
+
+async def test_waiting_operation_runs_after_the_running_one() -> None:
+    world = await running()
+    first = await world.request(Verb.SUSPEND, drainWorkloads=True)
+    await world.reconcile()
+    second = await world.request(Verb.RESUME)
+    await world.run_until_idle()
+    assert world.phases[4:] == [Phase.SUSPENDING, Phase.SUSPENDED, Phase.RESUMING, Phase.RUNNING]
+    assert {first, second} < {name_of(each) for each in await world.records()}
+
+
+async def test_operation_in_wrong_phase_fails_and_changes_nothing() -> None:
+    world = await running()
+    operation = await world.request(Verb.RESUME)
+    await world.run_until_idle()
+    assert world.phases[-1] is Phase.RUNNING
+    [record] = [each for each in await world.records() if name_of(each) == operation]
+    assert record["status"]["error"]["reason"] == "PHASE_NOT_ALLOWED"
+
+
+@pytest.mark.parametrize("verb", [Verb.SCALE, Verb.SUSPEND, Verb.SNAPSHOT, Verb.RESTORE])
+async def test_delete_ends_the_running_operation(verb: Verb) -> None:
+    world = await running()
+    world.engine.faults = {step: Faults(waits=10_000) for step in (Step.APPLY, Step.DRAIN, Step.SNAPSHOT, Step.RESTORE)}
+    ended = await world.request(verb, drainWorkloads=True)
+    for _ in range(8):
+        await world.reconcile()
+    deletion = await world.request(Verb.DELETE)
+    await world.run_until_idle()
+    assert world.phases[-2:] == [Phase.DELETING, None]
+    assert not world.engine.clusters
+    results = {name_of(each): each["status"]["result"] for each in await world.records()}
+    assert (results[ended], results[deletion]) == ("Cancelled", "Succeeded")
+
+
+async def test_kubectl_deletes_without_a_request() -> None:
+    world = await running()
+    found = await world.vcluster()
+    assert found is not None
+    await world.client.delete(VCLUSTERS, found)
+    await world.run_until_idle()
+    assert await world.vcluster() is None
+    assert not world.engine.clusters
+
+
+async def test_failed_delete_is_repeated() -> None:
+    world = await running()
+    world.engine.faults[Step.UNINSTALL] = Faults(is_impossible=True)
+    await world.request(Verb.DELETE)
+    for _ in range(12):
+        await world.reconcile()
+    assert world.phases[-2:] == [Phase.DELETING, Phase.ERROR]
+    world.engine.faults.clear()
+    await world.run_until_idle()
+    assert world.phases[-2:] == [Phase.DELETING, None]
+
+
+async def test_expired_cluster_is_deleted() -> None:
+    world = await running()
+    found = await world.vcluster()
+    assert found is not None
+    await world.client.patch(VCLUSTERS, found, {"spec": {"expireTime": timestamp(NOON + timedelta(hours=1))}})
+    await world.run_until_idle()
+    assert await world.vcluster() is not None
+    world.time += timedelta(hours=1)
+    await world.run_until_idle()
+    assert await world.vcluster() is None
+
+
+async def test_lost_control_plane_is_an_error_until_it_recovers() -> None:
+    world = await running()
+    world.engine.unhealthy.update(world.engine.clusters)
+    await world.run_until_idle()
+    assert world.phases[-1] is Phase.RUNNING
+    world.time += timedelta(seconds=31)
+    await world.run_until_idle()
+    assert world.phases[-1] is Phase.ERROR
+    world.engine.unhealthy.clear()
+    await world.run_until_idle()
+    assert world.phases[-2:] == [Phase.ERROR, Phase.RUNNING]
+
+
+async def test_old_version_in_cache_is_not_acted_on() -> None:
+    world = World()
+    await world.create()
+    for _ in range(3):
+        await world.reconcile()
+    old = world.cache.objects["default/v"]
+    await world.reconcile()
+    world.cache.objects = {"default/v": old}
+    calls = list(world.engine.calls)
+    assert await world.orchestrator.reconcile("default/v") is None
+    assert world.engine.calls == calls
+
+
+# -- kills at every step boundary
+
+OPERATIONS_AND_STEPS: list[tuple[Verb, dict[str, Any], list[Step]]] = [
+    (Verb.CREATE, {}, [Step.PLACE, Step.INSTALL, Step.WAIT_READY]),
+    (Verb.UPDATE, {}, [Step.APPLY, Step.WAIT_READY]),
+    (Verb.SCALE, {}, [Step.APPLY, Step.WAIT_READY]),
+    (Verb.SUSPEND, {"createSnapshot": True, "drainWorkloads": True}, [Step.SNAPSHOT, Step.DRAIN, Step.STOP]),
+    (Verb.SNAPSHOT, {}, [Step.SNAPSHOT]),
+    (Verb.RESTORE, {}, [Step.PREFLIGHT, Step.SAFETY_COPY, Step.STOP, Step.RESTORE, Step.START, Step.WAIT_READY]),
+    (Verb.DELETE, {"deleteSnapshots": True}, [Step.UNINSTALL, Step.VERIFY_REMOVED, Step.DELETE_SNAPSHOTS]),
+]
+BOUNDARIES = [
+    (verb, arguments, step, where)
+    for verb, arguments, steps in OPERATIONS_AND_STEPS
+    for step in steps
+    for where in ("kills_before", "kills_after")
+]
+
+
+@pytest.mark.parametrize(("verb", "arguments", "step", "where"), BOUNDARIES)
+async def test_killed_operation_ends_like_an_undisturbed_one(
+    verb: Verb, arguments: dict[str, Any], step: Step, where: str
+) -> None:
+    ends = []
+    for faults in ({}, {step: Faults(**{where: 2})}):
+        world = World() if verb is Verb.CREATE else await running()
+        world.engine.faults = dict(faults)
+        await (world.create() if verb is Verb.CREATE else world.request(verb, **arguments))
+        await world.run_until_idle()
+        ends.append((world.phases, list(world.engine.clusters.values()), await world.vcluster() is None))
+        assert len(await world.records()) == world.requests
+        assert world.engine.installs == 1
+    assert ends[0] == ends[1]
+
+
+# -- random sequences
+
+FAULTS = st.builds(
+    Faults,
+    kills_before=st.integers(0, 2),
+    kills_after=st.integers(0, 2),
+    errors=st.integers(0, 2),
+    waits=st.integers(0, 3),
+    is_impossible=st.booleans(),
+)
+REQUESTS = st.tuples(
+    st.sampled_from(Verb),
+    st.fixed_dictionaries({}, optional={"drainWorkloads": st.booleans(), "createSnapshot": st.booleans()}),
+)
+ACTIONS = st.one_of(
+    REQUESTS,
+    st.tuples(st.just("passes"), st.integers(1, 8)),
+    st.tuples(st.just("faults"), st.dictionaries(st.sampled_from(Step), FAULTS, max_size=4)),
+    st.tuples(st.just("minutes"), st.integers(1, 12)),
+    st.tuples(st.sampled_from(["idle", "cancel", "restart", "unhealthy"]), st.none()),
+)
+
+
+async def act(world: World, action: Any, argument: Any) -> None:
+    match action:
+        case Verb():
+            if action is not Verb.CREATE:
+                await world.request(action, **argument)
+        case "passes":
+            for _ in range(argument):
+                await world.reconcile()
+        case "faults":
+            world.engine.faults = argument
+        case "minutes":
+            world.time += timedelta(minutes=argument)
+        case "cancel":
+            await world.cancel()
+        case "restart":
+            world.restart()
+        case "unhealthy":
+            world.engine.unhealthy = set(world.engine.clusters)
+        case "idle" if not any(each.is_impossible for each in world.engine.faults.values()):
+            await world.run_until_idle()
+
+
+async def run_sequence(actions: list[tuple[Any, Any]]) -> list[Phase | None]:
+    """Run random requests and faults, then delete what is left, and return the phases.
+
+    The world checks every change of the phase.
+    """
+    world = World()
+    await world.create()
+    for action, argument in actions:
+        await act(world, action, argument)
+    world.engine.faults, world.engine.unhealthy = {}, set()
+    await world.run_until_idle()
+    found = await world.vcluster()
+    if found is not None:
+        status = found["status"]
+        cluster = world.engine.clusters.get(found["metadata"]["uid"])
+        assert status.get("journal") is None
+        assert status["phase"] in (Phase.RUNNING, Phase.SUSPENDED, Phase.ERROR)
+        if status["phase"] != Phase.ERROR:
+            assert cluster is not None
+            assert cluster.is_running is (status["phase"] == Phase.RUNNING)
+        assert len(status["outbox"]) <= 50
+        await world.request(Verb.DELETE)
+        await world.run_until_idle()
+    assert await world.vcluster() is None
+    assert not world.engine.clusters
+    names = [name_of(each) for each in await world.records()]
+    assert len(names) == len(set(names)) <= world.requests
+    return world.phases
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(ACTIONS, max_size=12))
+def test_random_sequences_stay_in_the_state_machine(actions: list[tuple[Any, Any]]) -> None:
+    assert asyncio.run(run_sequence(actions))[-1] is None
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@settings(max_examples=10_000, deadline=None)
+@given(st.lists(ACTIONS, max_size=16))
+def test_ten_thousand_sequences_stay_in_the_state_machine(actions: list[tuple[Any, Any]]) -> None:
+    assert asyncio.run(run_sequence(actions))[-1] is None
