@@ -1,0 +1,64 @@
+"""The orchestrator of virtual clusters in a process of planes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from tapestry.apis.hostclusters import HOST_CLUSTER
+from tapestry.apis.operations import OPERATION, SNAPSHOT
+from tapestry.apis.projects import ACCESS_KEY, PROJECT, QUOTA
+from tapestry.apis.vclusters import VCLUSTER
+from tapestry.apiserver.core.requests import APISERVER_USER, CallOrigin
+from tapestry.apiserver.core.resource_registry import published_api
+from tapestry.client.client import Client
+from tapestry.controller import Manager
+from tapestry.controller.config import LeaderElection, ManagerConfig, Metrics, Probes
+from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.planes.app import PlaneProcess, client_of
+from tapestry.planes.management import apply_definition, process_identity
+from tapestry.vclusters import orchestrator
+from tapestry.vclusters.engines.native import NativeEngine
+
+KINDS = (VCLUSTER, OPERATION, SNAPSHOT, PROJECT, QUOTA, ACCESS_KEY, HOST_CLUSTER)
+
+
+@asynccontextmanager
+async def run_vclusters(process: PlaneProcess) -> AsyncIterator[None]:
+    """Run the orchestrator of virtual clusters. Tenants run in the same process, and begin before it."""
+    await prepare_management_api(client_of(process.management))
+    manager = vclusters_manager(process)
+    manager.register("vclusters", partial(install, process=process))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(manager.run(), name="vclusters")
+        try:
+            yield
+        finally:
+            manager.stop()
+            await asyncio.wait([running])
+
+
+async def prepare_management_api(client: Client) -> None:
+    for kind in KINDS:
+        await apply_definition(client, kind)
+
+
+def vclusters_manager(process: PlaneProcess) -> Manager:
+    """Return a manager of the management API. With several processes, the elected one orchestrates."""
+    election = LeaderElection(enabled=process.config.backend == "etcd", namespace="kube-system", name="vclusters")
+    config = ManagerConfig(
+        name="vclusters", leader_election=election, metrics=Metrics(address=""), probes=Probes(address="")
+    )
+    handler = process.management.request_handler
+    return Manager(
+        config,
+        lambda: InProcessTransport(handler, APISERVER_USER, CallOrigin.CONTROLLER),
+        identity=process_identity(process.config),
+        now=process.now,
+    )
+
+
+def install(manager: Manager, process: PlaneProcess) -> None:
+    backend = "etcd" if process.config.backend == "etcd" else "file"
+    engine = NativeEngine(manager.client, published_api().version.removeprefix("v"), backend)
+    orchestrator.install(manager, {"native": engine})

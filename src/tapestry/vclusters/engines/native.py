@@ -1,0 +1,242 @@
+"""The native engine: a virtual cluster is a plane, and a tenant binding if it has a host cluster.
+
+Both have a name that follows from the UID of the virtual cluster, so each step finds what an earlier attempt made, and
+a virtual cluster with the same name finds nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.keys import PREFIX
+from tapestry.apis.planes import PLANES, plane_id
+from tapestry.apis.projects import PROJECTS
+from tapestry.apis.vclusters import Journal
+from tapestry.client.client import Client
+from tapestry.kube.conditions import find_condition, new_condition
+from tapestry.kube.errors import AlreadyExists
+from tapestry.kube.objects import Object, name_of, uid_of, value_at
+from tapestry.kube.quantity import parse_quantity
+from tapestry.kube.resources import Resource
+from tapestry.vclusters.engines import Observation, StepFailed, StepNotDone
+from tapestry.vclusters.placement import NoHostCapacity, choose_host
+from tapestry.vclusters.plans import Step
+
+VCLUSTER_UID = PREFIX + "vcluster-uid"
+REQUESTS_PER_CPU = 100
+"""Concurrent requests that a plane may handle for each CPU of its limit."""
+READY_PHASES = frozenset({"Open", "Asleep"})
+SYNC_FIELDS = {
+    "syncNodes": "nodes",
+    "syncPersistentVolumes": "persistentVolumes",
+    "syncStorageClasses": "storageClasses",
+    "syncIngresses": "ingresses",
+    "syncPriorityClasses": "priorityClasses",
+    "syncNetworkPolicies": "networkPolicies",
+    "syncPodDisruptionBudgets": "disruptionBudgets",
+}
+Results = Mapping[str, str]
+NOTHING: Results = {}
+
+
+@dataclass(frozen=True)
+class NativeEngine:
+    """Runs steps by writes to the management API, which the controllers of planes and tenants carry out."""
+
+    client: Client
+    kubernetes_version: str
+    backend: str = "file"
+    """Storage of planes with persistence."""
+
+    async def run(self, step: Step, vcluster: Object, journal: Journal) -> Results:
+        steps: dict[Step, Callable[[Object, Journal], Awaitable[Results]]] = {
+            Step.PLACE: self._place,
+            Step.INSTALL: self._install,
+            Step.APPLY: self._apply,
+            Step.WAIT_READY: self._wait_ready,
+            Step.STOP: self._stop,
+            Step.START: self._start,
+            Step.DRAIN: self._drain,
+            Step.RESUME_WORKLOADS: self._resume_workloads,
+            Step.UNINSTALL: self._uninstall,
+            Step.VERIFY_REMOVED: self._verify_removed,
+        }
+        if step not in steps:
+            raise StepFailed("NOT_SUPPORTED", f"the native engine has no step {step}", "UNIMPLEMENTED")
+        return await steps[step](vcluster, journal)
+
+    async def undo(self, step: Step, vcluster: Object, journal: Journal) -> None:
+        match step:
+            case Step.INSTALL:
+                await self._uninstall(vcluster, journal)
+            case Step.STOP:
+                await self._start(vcluster, journal)
+            case Step.DRAIN:
+                await self._resume_workloads(vcluster, journal)
+
+    async def observe(self, vcluster: Object) -> Observation:
+        name = native_name(vcluster)
+        plane, binding = await self.client.find(PLANES, name), await self.client.find(CLUSTER_BINDINGS, name)
+        phase = value_at(plane, "status", "phase", default="") if plane is not None else "missing"
+        message = value_at(plane, "status", "message", default="") if plane is not None else ""
+        is_healthy = phase in READY_PHASES
+        ready = find_condition(value_at(binding, "status", "conditions", default=[]), "Ready") if binding else None
+        is_unreachable = ready is not None and ready["reason"] == "HostUnreachable"
+        unreachable = new_condition(
+            "HostUnreachable",
+            is_unreachable,
+            "NoAnswer" if is_unreachable else "Reachable",
+            ready["message"] if ready is not None and is_unreachable else "",
+        )
+        status = {"readyReplicas": int(is_healthy), "totalReplicas": 1}
+        return Observation(is_healthy, "" if is_healthy else f"the plane is {phase}: {message}", status, (unreachable,))
+
+    # -- steps
+
+    async def _place(self, vcluster: Object, _: Journal) -> Results:
+        if placed := value_at(vcluster, "status", "hostCluster"):
+            return {"hostCluster": placed}
+        project = await self.client.find(PROJECTS, value_at(vcluster, "spec", "project", default="") or "-")
+        allowed = value_at(project or {}, "spec", "hostClusters", default=[])
+        requested = value_at(vcluster, "spec", "hostCluster", default="")
+        try:
+            host = choose_host(requested, await self.client.list(HOST_CLUSTERS), allowed)
+        except NoHostCapacity as error:
+            raise StepFailed("NO_HOST_CAPACITY", str(error)) from error
+        return {"hostCluster": host} if host else NOTHING
+
+    async def _install(self, vcluster: Object, _: Journal) -> Results:
+        plane = await self._ensure(PLANES, native_name(vcluster), vcluster, self._plane_spec(vcluster))
+        if host := value_at(vcluster, "status", "hostCluster"):
+            spec = {"clusterID": name_of(plane), "virtualCluster": plane_id(plane), "hostCluster": host}
+            await self._ensure(CLUSTER_BINDINGS, name_of(plane), vcluster, {**spec, **binding_spec(vcluster)})
+        return {"plane": name_of(plane)}
+
+    async def _apply(self, vcluster: Object, _: Journal) -> Results:
+        plane = await self._installed(vcluster)
+        spec = self._plane_spec(vcluster)
+        await self.client.converge(PLANES, plane, {**named(plane), "spec": without(spec, "backend")})
+        binding = await self.client.find(CLUSTER_BINDINGS, name_of(plane))
+        if binding is not None:
+            await self.client.converge(CLUSTER_BINDINGS, binding, {**named(binding), "spec": binding_spec(vcluster)})
+        return NOTHING
+
+    async def _wait_ready(self, vcluster: Object, _: Journal) -> Results:
+        plane = await self._installed(vcluster)
+        if value_at(plane, "status", "phase") not in READY_PHASES:
+            raise StepNotDone(f"the plane is not open: {value_at(plane, 'status', 'message', default='')}")
+        binding = await self.client.find(CLUSTER_BINDINGS, name_of(plane))
+        ready = find_condition(value_at(binding, "status", "conditions", default=[]), "Ready") if binding else None
+        if binding is not None and (ready is None or ready["status"] != "True"):
+            raise StepNotDone(f"the host cluster is not ready: {ready['message'] if ready is not None else ''}")
+        address = value_at(plane, "status", "address", default="")
+        return {"apiServerEndpoint": address, "kubernetesVersion": self.kubernetes_version}
+
+    async def _stop(self, vcluster: Object, _: Journal) -> Results:
+        plane = await self._installed(vcluster)
+        state = {"state": "Suspended", "suspendReason": "the virtual cluster is suspended"}
+        await self.client.converge(PLANES, plane, {**named(plane), "spec": state})
+        if value_at(plane, "status", "phase") != "Suspended":
+            raise StepNotDone("the plane is being closed")
+        return NOTHING
+
+    async def _start(self, vcluster: Object, _: Journal) -> Results:
+        plane = await self._installed(vcluster)
+        await self.client.converge(PLANES, plane, {**named(plane), "spec": {"state": "Open", "suspendReason": ""}})
+        return NOTHING
+
+    async def _drain(self, vcluster: Object, journal: Journal) -> Results:
+        seconds = journal.arguments.get("drainTimeoutSeconds") or 60
+        binding = await self._set_workloads(vcluster, {"workloads": "Drained", "drainTimeoutSeconds": seconds})
+        drained = find_condition(value_at(binding, "status", "conditions", default=[]), "Drained") if binding else None
+        if binding is not None and (drained is None or drained["status"] != "True"):
+            raise StepNotDone(f"pods are being terminated: {drained['message'] if drained is not None else ''}")
+        return NOTHING
+
+    async def _resume_workloads(self, vcluster: Object, _: Journal) -> Results:
+        await self._set_workloads(vcluster, {"workloads": "Run"})
+        return NOTHING
+
+    async def _uninstall(self, vcluster: Object, _: Journal) -> Results:
+        """Delete the binding first: its finalizer needs the plane."""
+        for resource in (CLUSTER_BINDINGS, PLANES):
+            found = await self.client.find(resource, native_name(vcluster))
+            if found is not None:
+                await self.client.delete_if_exists(resource, found)
+                raise StepNotDone(f"{resource.kind} {name_of(found)} is being deleted")
+        return NOTHING
+
+    async def _verify_removed(self, vcluster: Object, _: Journal) -> Results:
+        selector = f"{VCLUSTER_UID}={uid_of(vcluster)}"
+        for resource in (CLUSTER_BINDINGS, PLANES):
+            if left := await self.client.list(resource, labels=selector):
+                raise StepNotDone(f"{resource.kind} {name_of(left[0])} still exists")
+        return NOTHING
+
+    # -- objects
+
+    def _plane_spec(self, vcluster: Object) -> Object:
+        spec = vcluster["spec"]
+        limits: Object = {}
+        if size := value_at(spec, "storage", "persistenceSize"):
+            limits["bytes"] = size
+        if cpus := value_at(spec, "resources", "cpuLimit"):
+            requests = parse_quantity(cpus).milli_value() * REQUESTS_PER_CPU // 1000
+            limits["requestsInFlight"] = min(max(requests, 10), 10_000)
+        is_persistent = value_at(spec, "storage", "enablePersistence", default=True)
+        result: Object = {"backend": self.backend if is_persistent else "memory", "state": "Open", "suspendReason": ""}
+        return {**result, "limits": limits} if limits else result
+
+    async def _ensure(self, resource: Resource, name: str, vcluster: Object, spec: Object) -> Object:
+        """Create an object, unless an earlier attempt did."""
+        found = await self.client.find(resource, name)
+        if found is not None:
+            return found
+        labels = {VCLUSTER_UID: uid_of(vcluster)}
+        try:
+            return await self.client.create(resource, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+        except AlreadyExists:
+            return await self.client.get(resource, name)
+
+    async def _installed(self, vcluster: Object) -> Object:
+        plane = await self.client.find(PLANES, native_name(vcluster))
+        if plane is None:
+            raise StepFailed("NOT_INSTALLED", "the virtual cluster has no plane; delete it, or create it again")
+        return plane
+
+    async def _set_workloads(self, vcluster: Object, spec: Object) -> Object | None:
+        binding = await self.client.find(CLUSTER_BINDINGS, native_name(vcluster))
+        if binding is not None:
+            await self.client.converge(CLUSTER_BINDINGS, binding, {**named(binding), "spec": spec})
+        return binding
+
+
+def native_name(vcluster: Object) -> str:
+    """Return the name of the plane and of the binding of a virtual cluster."""
+    return f"vc-{plane_id(vcluster)}"
+
+
+def named(obj: Object) -> Object:
+    return {"metadata": {"name": name_of(obj)}}
+
+
+def without(spec: Object, *names: str) -> Object:
+    return {key: value for key, value in spec.items() if key not in names}
+
+
+def binding_spec(vcluster: Object) -> Object:
+    """Return the fields of a tenant binding that a virtual cluster sets."""
+    spec = vcluster["spec"]
+    sync: dict[str, Any] = {
+        field: True for name, field in SYNC_FIELDS.items() if value_at(spec, "sync", name, default=False)
+    }
+    if value_at(spec, "network", "enableNetworkPolicies"):
+        sync["networkPolicies"] = True
+    result: Object = {"sync": sync}
+    if mode := spec.get("isolationMode"):
+        result["isolation"] = {"mode": mode}
+    if storage_class := value_at(spec, "storage", "defaultStorageClass"):
+        result["defaultStorageClass"] = storage_class
+    return result

@@ -1,0 +1,155 @@
+"""Virtual clusters of the native engine: planes, and tenants of a host cluster with simulated nodes."""
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.operations import OPERATIONS
+from tapestry.apis.planes import PLANES, plane_id
+from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
+from tapestry.client.watch import wait_for
+from tapestry.kube.objects import Object, name_of, object_named, value_at
+from tapestry.kube.resources import CONFIGMAPS, PODS
+from tapestry.vclusters.app import run_vclusters
+from tapestry.vclusters.engines.native import binding_spec, native_name
+from tapestry.vclusters.operations import operation_id
+
+from ...tenants.running_tenants import TIMEOUT, HostWorld, bare_world, host_world, run_pod, wait_for_pod
+
+NAMED = object_named("v", "default")
+
+
+@dataclass
+class Service:
+    """The orchestrator in a process of planes, asked as the service asks it."""
+
+    world: HostWorld
+    requests: int = 0
+
+    def operation(self, verb: Verb, **arguments: Any) -> Object:
+        self.requests += 1
+        id = operation_id("jane", verb, str(self.requests))
+        return {"id": id, "verb": verb.value, "principal": "jane", "arguments": arguments}
+
+    async def create(self, **spec: Any) -> Object:
+        content = {"project": "shop", "owner": "jane", **spec, "operation": self.operation(Verb.CREATE)}
+        await self.world.management.create(VCLUSTERS, {**NAMED, "spec": content})
+        return await self.reach(Phase.RUNNING)
+
+    async def request(self, verb: Verb, phase: Phase, **arguments: Any) -> Object:
+        operation = self.operation(verb, **arguments)
+        await self.world.management.patch(VCLUSTERS, NAMED, {"spec": {"operation": operation}})
+        return await self.reach(phase)
+
+    async def reach(self, phase: Phase) -> Object:
+        def is_done(obj: Object | None) -> bool:
+            status = (obj or {}).get("status") or {}
+            is_idle = status.get("lastOperation") == value_at(obj, "spec", "operation", "id")
+            return is_idle and status.get("phase") == phase
+
+        found = await wait_for(self.world.management, VCLUSTERS, "v", "default", until=is_done, timeout=TIMEOUT)
+        assert found is not None
+        return found
+
+    async def delete(self) -> None:
+        await self.world.management.delete(VCLUSTERS, NAMED)
+        gone = lambda obj: obj is None  # noqa: E731
+        await wait_for(self.world.management, VCLUSTERS, "v", "default", until=gone, timeout=TIMEOUT)
+
+    async def leftovers(self) -> list[str]:
+        return [name_of(each) for kind in (PLANES, CLUSTER_BINDINGS) for each in await self.world.management.list(kind)]
+
+
+@pytest.fixture
+async def alone(tmp_path: Path) -> AsyncIterator[Service]:
+    async with bare_world(tmp_path) as world, run_vclusters(world.process):
+        yield Service(world)
+
+
+@pytest.fixture
+async def hosted(tmp_path: Path) -> AsyncIterator[Service]:
+    async with host_world(tmp_path) as world, run_vclusters(world.process):
+        yield Service(world)
+
+
+async def test_cluster_without_host_is_a_plane(alone: Service) -> None:
+    found = await alone.create(storage={"persistenceSize": "5Gi"}, resources={"cpuLimit": "2"})
+    plane = await alone.world.management.get(PLANES, native_name(found))
+    limits = plane["spec"]["limits"]
+    assert (plane["spec"]["backend"], limits["bytes"], limits["requestsInFlight"]) == ("file", "5Gi", 200)
+    assert found["status"]["apiServerEndpoint"] == plane["status"]["address"]
+    assert found["status"]["kubernetesVersion"].startswith("1.")
+    client = alone.world.tenant_client(plane_id(plane))
+    await client.create(CONFIGMAPS, object_named("c", "default"))
+    await alone.request(Verb.SUSPEND, Phase.SUSPENDED)
+    assert (await alone.world.management.get(PLANES, name_of(plane)))["status"]["phase"] == "Suspended"
+    await alone.request(Verb.RESUME, Phase.RUNNING)
+    assert await alone.world.tenant_client(plane_id(plane)).find(CONFIGMAPS, "c", "default")
+    await alone.delete()
+    assert await alone.leftovers() == []
+    assert len(await alone.world.management.list(OPERATIONS)) == 4
+
+
+async def test_cluster_without_persistence_is_in_memory(alone: Service) -> None:
+    found = await alone.create(storage={"enablePersistence": False})
+    assert (await alone.world.management.get(PLANES, native_name(found)))["spec"]["backend"] == "memory"
+
+
+async def test_scale_changes_limits_of_plane(alone: Service) -> None:
+    found = await alone.create(resources={"cpuLimit": "1"})
+    resources = {"resources": {"cpuLimit": "3"}}
+    await alone.world.management.patch(VCLUSTERS, NAMED, {"spec": resources})
+    await alone.request(Verb.SCALE, Phase.RUNNING)
+    plane = await alone.world.management.get(PLANES, native_name(found))
+    assert plane["spec"]["limits"]["requestsInFlight"] == 300
+
+
+async def test_create_is_ready_soon(alone: Service) -> None:
+    began = time.monotonic()
+    await alone.create()
+    assert time.monotonic() - began < 10  # the benchmark measures it
+
+
+async def test_unknown_host_cluster_is_an_error(alone: Service) -> None:
+    operation = alone.operation(Verb.CREATE)
+    spec = {"project": "shop", "owner": "jane", "hostCluster": "nowhere", "operation": operation}
+    await alone.world.management.create(VCLUSTERS, {**NAMED, "spec": spec})
+    found = await alone.reach(Phase.ERROR)
+    assert found["status"]["reason"] == "NO_HOST_CAPACITY"
+    assert "nowhere" in found["status"]["message"]
+    assert await alone.leftovers() == []
+
+
+async def test_pods_run_in_host_cluster_until_they_are_drained(hosted: Service) -> None:
+    found = await hosted.create(isolationMode="full", sync={"syncNodes": True})
+    assert found["status"]["hostCluster"] == "east"
+    id = plane_id(await hosted.world.management.get(PLANES, native_name(found)))
+    await run_pod(hosted.world.tenant_client(id))
+    await hosted.request(Verb.SUSPEND, Phase.SUSPENDED, drainWorkloads=True)
+    binding = await hosted.world.management.get(CLUSTER_BINDINGS, native_name(found))
+    assert (binding["spec"]["workloads"], binding["spec"]["isolation"]["mode"]) == ("Drained", "full")
+    await hosted.request(Verb.RESUME, Phase.RUNNING, reconcileWorkloads=True)
+    client = hosted.world.tenant_client(id)
+    await wait_for_pod(client, "work", lambda each: value_at(each, "status", "phase") == "Running")
+    await hosted.delete()
+    assert await hosted.leftovers() == []
+    assert not [each for each in await client_pods(hosted) if "work" in name_of(each)]
+
+
+async def client_pods(service: Service) -> list[Object]:
+    host: Any = service.world.host
+    return list(await host.client.list(PODS)) if hasattr(host, "client") else []
+
+
+def test_binding_has_requested_switches() -> None:
+    spec = {"sync": {"syncNodes": True, "syncIngresses": True}, "network": {"enableNetworkPolicies": True}}
+    assert binding_spec({"spec": spec}) == {"sync": {"nodes": True, "ingresses": True, "networkPolicies": True}}
+    assert binding_spec({"spec": {"storage": {"defaultStorageClass": "fast"}}}) == {
+        "sync": {},
+        "defaultStorageClass": "fast",
+    }
