@@ -77,7 +77,8 @@ class ServiceError(Exception):
 
 
 def detail(type: str, fields: Mapping[str, Any]) -> Object:
-    return {"@type": TYPE_PREFIX + type, **fields}
+    """Return a detail without empty fields, as JSON encodes messages."""
+    return {"@type": TYPE_PREFIX + type, **{name: value for name, value in fields.items() if value}}
 
 
 def field_violations(violations: Iterable[Violation]) -> Object:

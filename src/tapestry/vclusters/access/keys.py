@@ -18,7 +18,6 @@ ID_LENGTH = 12
 SECRET_BYTES = 32
 PATTERN = re.compile(rf"{PREFIX}_([a-z0-9]{{{ID_LENGTH}}})_([0-9a-f]{{{2 * SECRET_BYTES}}})_([0-9a-f]{{8}})")
 MAX_LENGTH = 128
-HASH_PREFIX = "sha256:"
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def is_valid(presented: PresentedKey, stored_hash: str, expires: datetime | None
 
 def hash_of(secret: str) -> str:
     """Return the hash of a secret. It has 256 random bits, so a slow hash would not make it safer."""
-    return HASH_PREFIX + hashlib.sha256(secret.encode()).hexdigest()
+    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def checksum(body: str) -> str:

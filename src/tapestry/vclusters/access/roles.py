@@ -1,12 +1,15 @@
 """Roles in projects, and the role that each method needs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from tapestry.apis.projects import AccessKeySpec, ProjectSpec
+from tapestry.apis.projects import Role as RoleName
+
 
 class Role(IntEnum):
-    """Role of a caller in a project. A role includes all lower ones."""
+    """Role of a caller in a project, in order: a role includes all lower ones."""
 
     NONE = 0
     VIEWER = 1
@@ -19,6 +22,8 @@ class Role(IntEnum):
 
 VIEWER, OPERATOR, EDITOR, ADMIN, PLATFORM_ADMIN = list(Role)[1:]
 
+PROXY_METHOD = "ProxyVCluster"
+"""A request to the API of a virtual cluster through the service. It is no RPC."""
 MIN_ROLES: dict[str, Role] = {
     "GetVCluster": VIEWER,
     "ListVClusters": VIEWER,
@@ -34,7 +39,7 @@ MIN_ROLES: dict[str, Role] = {
     "ResumeVCluster": OPERATOR,
     "SnapshotVCluster": OPERATOR,
     "GetVClusterKubeconfig": OPERATOR,
-    "ProxyVCluster": OPERATOR,
+    PROXY_METHOD: OPERATOR,
     "CancelOperation": OPERATOR,
     "CreateVCluster": EDITOR,
     "UpdateVCluster": EDITOR,
@@ -46,19 +51,17 @@ MIN_ROLES: dict[str, Role] = {
     "UpdateProject": ADMIN,
     "GetQuota": ADMIN,
     "ListQuotas": ADMIN,
-    "GetQuotaUsage": ADMIN,
-    "ListAuditEvents": ADMIN,
-    "GetAuditEvent": ADMIN,
+    "ListAuditRecords": ADMIN,
     "CreateProject": PLATFORM_ADMIN,
     "DeleteProject": PLATFORM_ADMIN,
     "UpdateQuota": PLATFORM_ADMIN,
-    "ExportAuditEvents": PLATFORM_ADMIN,
-    "VerifyAudit": PLATFORM_ADMIN,
+    "ExportAuditRecords": PLATFORM_ADMIN,
+    "VerifyAuditRecords": PLATFORM_ADMIN,
     "GetHostCluster": PLATFORM_ADMIN,
     "ListHostClusters": PLATFORM_ADMIN,
     "CreateHostCluster": PLATFORM_ADMIN,
     "DeleteHostCluster": PLATFORM_ADMIN,
-    "CheckHostCluster": PLATFORM_ADMIN,
+    "UpdateHostCluster": PLATFORM_ADMIN,
 }
 """Methods by the role that they need. From PLATFORM_ADMIN on, they act on what belongs to no project."""
 OWN_KEY_METHODS = frozenset({"CreateAccessKey", "GetAccessKey", "ListAccessKeys", "DeleteAccessKey"})
@@ -78,31 +81,42 @@ class Decision(Enum):
 
 
 @dataclass(frozen=True)
-class Scope:
-    """Limit of an access key: its user's rights, but only in some projects, and with no higher role."""
-
-    projects: frozenset[str] | None = None
-    """Projects in which the key is valid. None means all."""
-    role: Role = PLATFORM_ADMIN
-
-
-@dataclass(frozen=True)
 class Caller:
-    """An authenticated caller, with the roles that projects and the platform give to its user at this moment."""
+    """An authenticated caller, with the roles that its user has at this moment."""
 
     user: str
     credential: str
     """Id of the access key, or fingerprint of the certificate."""
     is_platform_admin: bool = False
     roles: Mapping[str, Role] = field(default_factory=dict)
-    scope: Scope = field(default_factory=Scope)
+    """Role of the user, by project."""
+    scopes: Mapping[str, Role] | None = None
+    """Highest role of the credential, by project; it is not valid in others. None: no limit."""
 
     def role_in(self, project: str) -> Role:
         """Return the role in a project. An empty project stands for what belongs to none."""
-        if self.scope.projects is not None and project not in self.scope.projects:
-            return Role.NONE
         role = PLATFORM_ADMIN if self.is_platform_admin else self.roles.get(project, Role.NONE)
-        return min(role, self.scope.role)
+        return role if self.scopes is None else min(role, self.scopes.get(project, Role.NONE))
+
+
+def role_of(name: RoleName) -> Role:
+    return Role[name.upper()]
+
+
+def roles_in_projects(projects: Iterable[tuple[str, ProjectSpec]], user: str, groups: Iterable[str]) -> dict[str, Role]:
+    """Return the highest role of a user in each project of which it, or one of its groups, is a member."""
+    names = {("User", user), *(("Group", group) for group in groups)}
+    found: dict[str, Role] = {}
+    for project, spec in projects:
+        roles = [role_of(each.role) for each in spec.members if (each.kind, each.name) in names]
+        if roles:
+            found[project] = max(roles)
+    return found
+
+
+def scopes_of(key: AccessKeySpec) -> dict[str, Role] | None:
+    """Return the limits of an access key, or None if it has the full rights of its user."""
+    return {each.project: role_of(each.role) for each in key.scopes} or None
 
 
 def decide(caller: Caller, method: str, project: str = "") -> Decision:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tapestry.apis.projects import AccessKeySpec, Member, ProjectSpec, Scope
+from tapestry.apis.projects import Role as RoleName
 from tapestry.vclusters.access.roles import (
     ADMIN,
     EDITOR,
@@ -14,33 +16,36 @@ from tapestry.vclusters.access.roles import (
     Caller,
     Decision,
     Role,
-    Scope,
     decide,
+    roles_in_projects,
+    scopes_of,
 )
 
 PROJECTS = ("own", "other", "")
 SCOPES = {
-    "all": Scope(),
-    "own": Scope(frozenset({"own"})),
-    "other": Scope(frozenset({"other"})),
-    "viewer": Scope(role=VIEWER),
-    "editor of own": Scope(frozenset({"own"}), EDITOR),
+    "none": None,
+    "own": {"own": ADMIN},
+    "other": {"other": ADMIN},
+    "viewer": {"own": VIEWER, "other": VIEWER},
+    "editor of own": {"own": EDITOR},
 }
 
 
-def caller_with(role: Role, scope: Scope) -> Caller:
-    return Caller("alice", "key", role == PLATFORM_ADMIN, {} if role == Role.NONE else {"own": role}, scope)
+def caller_with(role: Role, scopes: dict[str, Role] | None) -> Caller:
+    return Caller("alice", "key", role == PLATFORM_ADMIN, {} if role == Role.NONE else {"own": role}, scopes)
 
 
 def expected_role(role: Role, scope: str, project: str) -> Role:
     """Return the role that the text of the specification gives, written without the code under test."""
     if scope in ("own", "editor of own") and project != "own":
         return Role.NONE
-    if scope == "other" and project != "other":
+    if scope in ("other", "viewer") and project == "":
+        return Role.NONE
+    if scope == "other" and project == "own":
         return Role.NONE
     if role != PLATFORM_ADMIN and project != "own":
         return Role.NONE
-    limits = {"viewer": VIEWER, "editor of own": EDITOR}
+    limits = {"viewer": VIEWER, "editor of own": EDITOR, "own": ADMIN, "other": ADMIN}
     return min(role, limits.get(scope, PLATFORM_ADMIN))
 
 
@@ -77,19 +82,40 @@ def test_matrix_of_all_methods() -> None:
     ],
 )
 def test_roles_include_methods(role: Role, allowed: tuple[str, ...], denied: tuple[str, ...]) -> None:
-    caller = caller_with(role, Scope())
+    caller = caller_with(role, None)
     assert {decide(caller, method, "own") for method in allowed} == {Decision.ALLOWED}
     assert {decide(caller, method, "own") for method in denied} == {Decision.DENIED}
 
 
 def test_unknown_method_is_an_error() -> None:
     with pytest.raises(KeyError):
-        decide(caller_with(PLATFORM_ADMIN, Scope()), "DropEverything")
+        decide(caller_with(PLATFORM_ADMIN, None), "DropEverything")
 
 
 def test_own_keys_need_no_role() -> None:
-    assert {decide(caller_with(Role.NONE, Scope()), method) for method in OWN_KEY_METHODS} == {Decision.ALLOWED}
+    assert {decide(caller_with(Role.NONE, None), method) for method in OWN_KEY_METHODS} == {Decision.ALLOWED}
 
 
 def test_kubeconfigs_need_an_operator() -> None:
     assert set(KUBECONFIG_ROLES) == {role for role in Role if role >= MIN_ROLES["GetVClusterKubeconfig"]}
+
+
+def test_members_have_their_highest_role() -> None:
+    members = (
+        Member(kind="User", name="alice", role=RoleName.VIEWER),
+        Member(kind="Group", name="staff", role=RoleName.EDITOR),
+        Member(kind="User", name="staff", role=RoleName.ADMIN),
+    )
+    projects = [("one", ProjectSpec(members=members)), ("two", ProjectSpec())]
+    assert roles_in_projects(projects, "alice", ["staff"]) == {"one": EDITOR}
+    assert roles_in_projects(projects, "alice", []) == {"one": VIEWER}
+    assert roles_in_projects(projects, "bob", []) == {}
+
+
+def test_key_without_scopes_has_no_limit() -> None:
+    key = AccessKeySpec(principal="alice", secret_sha256="0" * 64)
+    assert scopes_of(key) is None
+    limited = AccessKeySpec(
+        principal="alice", secret_sha256="0" * 64, scopes=(Scope(project="one", role=RoleName.VIEWER),)
+    )
+    assert scopes_of(limited) == {"one": VIEWER}

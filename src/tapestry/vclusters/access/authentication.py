@@ -1,0 +1,72 @@
+"""Authentication of callers of the service: access keys, and client certificates of the management API."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from tapestry.apis.projects import AccessKeySpec, ProjectSpec
+from tapestry.vclusters.access.keys import is_valid, parse_key
+from tapestry.vclusters.access.roles import Caller, roles_in_projects, scopes_of
+from tapestry.vclusters.errors import ServiceError, unauthenticated
+
+BEARER = "bearer "
+PLATFORM_ADMINS = "tapestry:platform-admins"
+"""Group of client certificates whose holders are platform admins."""
+
+
+class Certificate(NamedTuple):
+    """A client certificate that the listener has verified."""
+
+    user: str
+    groups: Sequence[str]
+    fingerprint: str
+
+
+class Credentials(NamedTuple):
+    """Credentials of a request, which nothing has verified yet."""
+
+    authorization: str = ""
+    """Value of the header Authorization."""
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True)
+class Authenticator:
+    """Identifies callers by the state of the management API in the caches of this process."""
+
+    access_key: Callable[[str], AccessKeySpec | None]
+    """Return an access key by its id."""
+    projects: Callable[[], Iterable[tuple[str, ProjectSpec]]]
+    now: Callable[[], datetime]
+    anonymous: Caller | None = None
+    """Caller without credentials. Only a listener for clients on this machine has one."""
+
+    def authenticate(self, credentials: Credentials) -> Caller:
+        """Return the caller. Raises ServiceError. Wrong credentials are never ignored in favor of others."""
+        if credentials.authorization:
+            return self._key_holder(credentials.authorization)
+        if credentials.certificate is not None:
+            certificate = credentials.certificate
+            return Caller(
+                certificate.user,
+                f"certificate:{certificate.fingerprint}",
+                PLATFORM_ADMINS in certificate.groups,
+                roles_in_projects(self.projects(), certificate.user, certificate.groups),
+            )
+        if self.anonymous is not None:
+            return self.anonymous
+        raise unauthenticated("present an access key as `Authorization: Bearer KEY`, or a client certificate")
+
+    def _key_holder(self, authorization: str) -> Caller:
+        presented = parse_key(authorization[len(BEARER) :]) if authorization[: len(BEARER)].lower() == BEARER else None
+        key = self.access_key(presented.id) if presented is not None else None
+        if presented is None or key is None or not is_valid(presented, key.secret_sha256, key.expire_time, self.now()):
+            raise invalid_key()
+        roles = {} if key.platform_admin else roles_in_projects(self.projects(), key.principal, ())
+        return Caller(key.principal, f"key:{presented.id}", key.platform_admin, roles, scopes_of(key))
+
+
+def invalid_key() -> ServiceError:
+    """Return the same error for a key that never was, that has expired, and whose secret is wrong."""
+    return unauthenticated("the access key is not valid, or has expired")
