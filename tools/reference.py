@@ -7,6 +7,7 @@ The pages on settings, metrics, events and log messages are written by hand.  Te
 """
 
 import ast
+import json
 import re
 import sys
 import tomllib
@@ -30,6 +31,7 @@ from tapestry.cli.controllers import crd_files
 from tapestry.cli.help_text import exit_codes
 from tapestry.cli.main import COMMANDS, GROUPS, main
 from tapestry.kube.crds import Kind, crd
+from tapestry.vclusters.openapi import openapi_document
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tapestry"
@@ -54,6 +56,7 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": cli_page(),
         "docs/reference/kinds.md": kinds_page(),
         "docs/reference/labels.md": labels_page(),
+        "docs/reference/vclusters-openapi.json": json.dumps(openapi_document(), indent=1, sort_keys=True) + "\n",
         "ARCHITECTURE.md": architecture_page(),
         **{f"manifests/crds/{name}": text for name, text in crd_files(MANIFESTS).items()},
         **charts.generated_files(),

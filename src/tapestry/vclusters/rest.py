@@ -1,0 +1,242 @@
+"""The REST listener: HTTP requests of the REST table as calls of the gateway, and their results as JSON."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import hdrs, web
+from google.protobuf.message import Message
+
+from tapestry.apiserver.serving.http_handler import verified_subject
+from tapestry.kube.objects import value_at
+from tapestry.process.addresses import Address
+from tapestry.process.probes import bound_socket, serve_app
+from tapestry.vclusters.access.authentication import Certificate, Credentials
+from tapestry.vclusters.access.rate_limits import Allowance
+from tapestry.vclusters.errors import Code, ServiceError, Violation, field_invalid
+from tapestry.vclusters.gateway import Gateway, IncomingCall
+from tapestry.vclusters.openapi import openapi_document
+from tapestry.vclusters.rest_routes import RPCS, Match, match_route
+from tapestry.vclusters.transcoding import MAX_BODY_BYTES, encoded, request_message, response_fields
+
+JSON, NDJSON, SSE = "application/json", "application/x-ndjson", "text/event-stream"
+CREATED, ACCEPTED = 201, 202
+REQUEST_ID_HEADER = "Idempotency-Key"
+LAST_EVENT_ID = "Last-Event-ID"
+MAX_EVENTS = 16
+"""Messages of a stream that wait for a slow client."""
+KEEP_ALIVE_SECONDS = 15.0
+"""Seconds without events after which a watch sends an empty line, so that proxies keep it open."""
+
+
+@dataclass(frozen=True)
+class RestListener:
+    """Handler of HTTP requests."""
+
+    gateway: Gateway
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._answer(request)
+        except ServiceError as error:
+            return error_response(error)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        match = match_route(request.method, request.rel_url.raw_path)
+        if not isinstance(match, Match):
+            return no_route(request, match)
+        message = request_message(match, request.query.items(), await body_of(request))
+        is_etag_header = set_from_headers(message, request)
+        call = IncomingCall(
+            match.route.method,
+            message,
+            credentials_of(request),
+            request.remote or "",
+            request.headers.get(hdrs.USER_AGENT, ""),
+            is_etag_header=is_etag_header,
+        )
+        if RPCS[match.route.method].server_streaming:
+            return await self._stream(request, call)
+        response, allowance = await self.gateway.call(call)
+        return response_of(match, request, response, allowance)
+
+    async def _stream(self, request: web.Request, call: IncomingCall) -> web.StreamResponse:
+        """Send each message as a line of JSON, or as an event for browsers."""
+        is_sse = SSE in request.headers.get(hdrs.ACCEPT, "")
+        headers = {hdrs.CONTENT_TYPE: SSE if is_sse else NDJSON, hdrs.CACHE_CONTROL: "no-store"}
+        response = web.StreamResponse(headers=headers)
+        async with aclosing(self.gateway.stream(call)) as messages:
+            first = await anext(messages, None)  # an error before it has a status of its own
+            await response.prepare(request)
+            if first is not None:
+                await response.write(event_of(first, is_sse=is_sse))
+                async with asyncio.TaskGroup() as group:
+                    events: Events = asyncio.Queue(MAX_EVENTS)
+                    group.create_task(put_events(events, messages))
+                    await send_events(response, events, is_sse=is_sse)
+        await response.write_eof()
+        return response
+
+
+Events = asyncio.Queue[Message | ServiceError | None]
+"""The rest of a stream. None ends it, and an error, too."""
+
+
+async def put_events(events: Events, messages: AsyncGenerator[Message, None]) -> None:
+    last = None
+    try:
+        async for message in messages:
+            await events.put(message)
+    except ServiceError as error:
+        last = error
+    await events.put(last)
+
+
+async def send_events(response: web.StreamResponse, events: Events, *, is_sse: bool) -> None:
+    while True:
+        try:
+            event = await asyncio.wait_for(events.get(), KEEP_ALIVE_SECONDS)
+        except TimeoutError:
+            await response.write(b":\n\n" if is_sse else b"\n")
+            continue
+        if event is None:
+            return
+        if isinstance(event, ServiceError):
+            body = encoded(event.body())
+            await response.write(b"event: error\ndata: %b\n\n" % body if is_sse else body + b"\n")
+            return
+        await response.write(event_of(event, is_sse=is_sse))
+
+
+def event_of(message: Message, *, is_sse: bool) -> bytes:
+    fields = response_fields(message)
+    body = encoded(fields)
+    if not is_sse:
+        return body + b"\n"
+    revision = fields.get("vcluster", {}).get("resourceVersion", "")
+    return b"id: %b\ndata: %b\n\n" % (revision.encode(), body)
+
+
+async def body_of(request: web.Request) -> bytes:
+    """Return the body. Raises ServiceError if it is too large, without reading all of it."""
+    if (request.content_length or 0) <= MAX_BODY_BYTES:
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            pass
+    error = field_invalid(Violation("body", f"is larger than {MAX_BODY_BYTES >> 20} MiB"))
+    error.http_status = 413
+    raise error
+
+
+def set_from_headers(message: Message, request: web.Request) -> bool:
+    """Set fields of the request from its headers, and return whether the etag is one of them. Raises ServiceError."""
+    fields = message.DESCRIPTOR.fields_by_name
+    request_id = request.headers.get(REQUEST_ID_HEADER, "")
+    if request_id and "request_id" in fields:
+        if message.request_id not in ("", request_id):
+            raise field_invalid(Violation("requestId", f"differs from the header {REQUEST_ID_HEADER}"))
+        message.request_id = request_id
+    last_event = request.headers.get(LAST_EVENT_ID, "")
+    if last_event and "resource_version" in fields:
+        message.resource_version = last_event
+    etag = request.headers.get(hdrs.IF_MATCH, "")
+    if not etag or etag == "*" or "etag" not in fields:
+        return False
+    message.etag = etag.removeprefix("W/").strip('"')
+    return True
+
+
+def credentials_of(request: web.Request) -> Credentials:
+    tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+    return Credentials(request.headers.get(hdrs.AUTHORIZATION, ""), certificate_of(tls) if tls is not None else None)
+
+
+def certificate_of(tls: ssl.SSLObject) -> Certificate | None:
+    """Return the verified certificate of a client: its common name is the user, and its organizations the groups."""
+    subject = verified_subject(tls, time.time())
+    if not subject:
+        return None
+    return Certificate(subject["commonName"][0], subject.get("organizationName", ()), subject["sha256"][0])
+
+
+def response_of(match: Match, request: web.Request, response: Message, allowance: Allowance) -> web.Response:
+    fields = response_fields(response)
+    headers = rate_limit_headers(allowance)
+    etag = etag_in(match, fields)
+    if etag:
+        headers[hdrs.ETAG] = quoted = f'"{etag}"'
+        if request.method == hdrs.METH_GET and quoted in request.headers.get(hdrs.IF_NONE_MATCH, "").split(", "):
+            return web.Response(status=304, headers=headers)
+    operation = fields.get("operationId", "")
+    if operation:
+        headers[hdrs.LOCATION] = f"/v1/operations/{operation}"
+    status = match.route.status if operation or match.route.status != ACCEPTED else 200
+    if status == ACCEPTED and value_at(fields, "vcluster", "status", "phase") == "PHASE_RUNNING" and is_create(match):
+        status = CREATED  # the client has waited
+    return web.Response(body=encoded(fields), status=status, content_type=JSON, headers=headers)
+
+
+def is_create(match: Match) -> bool:
+    return match.route.method == "CreateVCluster"
+
+
+def etag_in(match: Match, fields: Mapping[str, object]) -> str:
+    if not match.route.etag_of:
+        return ""
+    field = RPCS[match.route.method].output_type.fields_by_name.get(match.route.etag_of)
+    source = fields.get(field.json_name, {}) if field is not None else fields
+    return str(source.get("etag", "")) if isinstance(source, dict) else ""
+
+
+def rate_limit_headers(allowance: Allowance) -> dict[str, str]:
+    return {
+        "RateLimit-Limit": str(allowance.limit),
+        "RateLimit-Remaining": str(allowance.remaining),
+        "RateLimit-Reset": str(allowance.reset_seconds),
+    }
+
+
+def error_response(error: ServiceError) -> web.Response:
+    headers = {}
+    for each in error.details:
+        if "retryDelay" in each:
+            headers[hdrs.RETRY_AFTER] = str(max(1, round(float(each["retryDelay"].removesuffix("s")))))
+    if error.code is Code.UNAUTHENTICATED:
+        headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
+    return web.Response(body=encoded(error.body()), status=error.http_status, content_type=JSON, headers=headers)
+
+
+def no_route(request: web.Request, allowed: list[str]) -> web.Response:
+    if not allowed:
+        message = f"{request.path[:200]} does not exist; /openapi.json lists all paths"
+        return error_response(ServiceError(Code.NOT_FOUND, "PATH_NOT_FOUND", message))
+    error = ServiceError(
+        Code.UNIMPLEMENTED, "METHOD_NOT_ALLOWED", f"the path has {', '.join(allowed)}", http_status=405
+    )
+    response = error_response(error)
+    response.headers[hdrs.ALLOW] = ", ".join(allowed)
+    return response
+
+
+@asynccontextmanager
+async def serve_rest(gateway: Gateway, address: Address, tls: ssl.SSLContext | None) -> AsyncIterator[Address]:
+    """Serve REST, and yield the address. Without `tls`, anyone on the way reads the credentials."""
+    document = msgspec.json.encode(openapi_document())
+
+    async def openapi(_: web.Request) -> web.Response:
+        return web.Response(body=document, content_type=JSON)
+
+    async def healthy(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_get("/openapi.json", openapi)
+    app.router.add_get("/healthz", healthy)
+    app.router.add_route("*", "/{path:.*}", RestListener(gateway).handle)
+    async with serve_app(app, bound_socket(address), tls) as port:
+        yield Address(address.host, port)
