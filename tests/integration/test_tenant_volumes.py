@@ -115,25 +115,25 @@ def test_stateful_set_keeps_its_volumes(setting: Setting) -> None:
     in_plane("wait", grown, "persistentvolumeclaim/data-db-1", "--timeout=30s")
 
     # the volume of one claim is deleted with it, the other one is retained and used again
-    kept, deleted = (claims[name]["spec"]["volumeName"] for name in ("data-db-0", "data-db-1"))
-    in_plane("patch", "persistentvolume", kept, "-p", RETAIN)
+    retained, deleted = (claims[name]["spec"]["volumeName"] for name in ("data-db-0", "data-db-1"))
+    in_plane("patch", "persistentvolume", retained, "-p", RETAIN)
     in_plane("delete", "statefulset", "db", "--wait=true")
     in_plane("wait", "--for=delete", "pod", "-l", "app=db", "--timeout=60s")
     in_plane("delete", "persistentvolumeclaim", "data-db-0", "data-db-1", "--wait=true")
     in_plane("wait", "--for=delete", f"persistentvolume/{deleted}", "--timeout=30s")
-    in_plane("wait", "--for=jsonpath={.status.phase}=Released", f"persistentvolume/{kept}", "--timeout=30s")
-    [retained] = host_claims(setting)
-    assert retained in first
+    in_plane("wait", "--for=jsonpath={.status.phase}=Released", f"persistentvolume/{retained}", "--timeout=30s")
+    [twin] = host_claims(setting)
+    assert twin in first
     claim = {key: claims["data-db-0"]["spec"][key] for key in ("accessModes", "resources", "storageClassName")}
-    reused = {**claims["data-db-0"], "status": {}, "spec": {**claim, "volumeName": kept}}
+    reused = {**claims["data-db-0"], "status": {}, "spec": {**claim, "volumeName": retained}}
     reused["metadata"] = {"name": "data-db-0"}
-    in_plane("patch", "persistentvolume", kept, "-p", AVAILABLE)
+    in_plane("patch", "persistentvolume", retained, "-p", AVAILABLE)
     in_plane("apply", "-f", "-", stdin=json.dumps(reused))
     in_plane("apply", "-f", "-", stdin=DATABASE)
     in_plane("rollout", "status", "statefulset/db", "--timeout=60s")
     in_plane("wait", bound, "persistentvolumeclaim/data-db-0", "--timeout=30s")
-    assert claims_of(setting)["data-db-0"]["spec"]["volumeName"] == kept
-    assert retained in host_claims(setting)
+    assert claims_of(setting)["data-db-0"]["spec"]["volumeName"] == retained
+    assert twin in host_claims(setting)
 
     tapestry("tenant", "delete", "blue")
     assert inventory(setting.in_host) == ""

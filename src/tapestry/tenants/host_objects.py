@@ -49,6 +49,7 @@ DEFAULT_COUNTS = {
     "count/ingresses.networking.k8s.io": "100",
     "count/networkpolicies.networking.k8s.io": "500",
     "count/poddisruptionbudgets.policy": "200",
+    "persistentvolumeclaims": "200",
 }
 """Limits of objects on which controllers of the host cluster work, unless `quota` has others."""
 

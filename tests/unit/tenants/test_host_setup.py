@@ -1,13 +1,25 @@
 """Setup of tenants in a host cluster, and its removal."""
 
+from dataclasses import replace
+
 import pytest
+from msgspec import structs
 
 from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.hostclusters import OfferedStorageClass
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
-from tapestry.kube.objects import Object, labels_of, name_of
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of
 from tapestry.kube.resources import NAMESPACES, NETWORK_POLICIES, RESOURCE_QUOTAS, SERVICES
-from tapestry.tenants.host_objects import API_SERVICE, DEFAULT_COUNTS, SETUP_KINDS, HostFacts, host_namespace
+from tapestry.tenants.host_objects import (
+    API_SERVICE,
+    DEFAULT_COUNTS,
+    SETUP_KINDS,
+    HostFacts,
+    TenantSpecError,
+    host_namespace,
+)
 from tapestry.tenants.host_setup import HostSetupError, apply_tenant, remove_tenant
 
 from .tenant_bindings import tenant_binding
@@ -54,6 +66,33 @@ async def test_setup_follows_the_spec() -> None:
     assert (await client.list(RESOURCE_QUOTAS, namespace))[0]["spec"]["hard"] == {**DEFAULT_COUNTS, "cpu": "3"}
     assert await client.list(NETWORK_POLICIES, namespace) == []
     assert labels_of(await client.get(NAMESPACES, namespace))[keys.POD_SECURITY_ENFORCE] == "baseline"
+
+
+@in_virtual_time
+async def test_namespace_names_the_offered_storage_classes() -> None:
+    _, client = host_cluster()
+    offers = ((), (OfferedStorageClass("fast", "ssd"), OfferedStorageClass("standard")), ())
+    for classes, expected in zip(offers, (None, "ssd,standard", None), strict=True):
+        namespace = await apply_tenant(client, offering(*classes), FACTS)
+        found = await client.get(NAMESPACES, namespace)
+        assert annotations_of(found).get(keys.OFFERED_CLASSES) == expected
+
+
+@in_virtual_time
+async def test_default_storage_class_has_to_be_offered() -> None:
+    _, client = host_cluster()
+    with pytest.raises(TenantSpecError, match="'fast'; it offers none"):
+        await apply_tenant(client, offering(default="fast"), FACTS)
+    with pytest.raises(TenantSpecError, match="'ssd'; choose from fast"):
+        await apply_tenant(client, offering(OfferedStorageClass("fast", "ssd"), default="ssd"), FACTS)
+    assert await apply_tenant(client, offering(OfferedStorageClass("fast", "ssd"), default="fast"), FACTS)
+
+
+def offering(*classes: OfferedStorageClass, default: str = "") -> Binding:
+    """Return the binding of a tenant to which its host cluster offers storage classes."""
+    binding = tenant_binding(defaultStorageClass=default)
+    assert binding.host is not None
+    return replace(binding, host=structs.replace(binding.host, storage_classes=classes))
 
 
 @in_virtual_time

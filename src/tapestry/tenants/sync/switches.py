@@ -26,7 +26,7 @@ SWITCHES = (
         "sync_persistent_volumes",
         "persistentVolumes",
         "The host cluster provisions volumes for claims, and the plane has a PersistentVolume for each.",
-        "Claims of classes of the host cluster stay Pending, with an event.",
+        "New claims of classes of the host cluster stay Pending, with an event. Existing volumes stay.",
     ),
     Switch(
         "sync_storage_classes",

@@ -51,7 +51,12 @@ MAX_TERMS, MAX_VALUES = 16, 256
 
 def volume_of(claim: Object) -> str:
     """Return the name of the volume that a claim is bound to, or that would be provisioned for it."""
-    return value_at(claim, "spec", "volumeName") or VOLUME_PREFIX + uid_of(claim)
+    return value_at(claim, "spec", "volumeName") or provisioned_volume(claim)
+
+
+def provisioned_volume(claim: Object) -> str:
+    """Return the name of the volume that is provisioned for a claim without one."""
+    return VOLUME_PREFIX + uid_of(claim)
 
 
 def volume_of_twin(twin: Object) -> str:

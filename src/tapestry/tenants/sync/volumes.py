@@ -48,6 +48,7 @@ from tapestry.tenants.sync.volume_translation import (
     is_provisioned,
     new_claim,
     plane_volume,
+    provisioned_volume,
     twin_claim_name,
     volume_affinity,
     volume_of,
@@ -155,11 +156,10 @@ class TenantVolumes:
 
     def claim_of(self, name: str, volume: Object | None) -> Object | None:
         """Return the claim of the plane that a volume is bound to, or that it is to be provisioned for."""
-        uid = value_at(volume, "spec", "claimRef", "uid") if volume is not None else None
-        for each in self.claims.store.by(BY_VOLUME, name):
-            if uid in (None, uid_of(each)):
-                return each
-        return None
+        claims = self.claims.store.by(BY_VOLUME, name)
+        if uid := value_at(volume, "spec", "claimRef", "uid"):
+            return next((each for each in claims if uid_of(each) == uid), None)
+        return min(claims, key=lambda each: name != provisioned_volume(each), default=None)
 
     def source_claim(self, name: str, uid: str) -> Object | None:
         """Return the claim of the plane by the name and UID of its twin, or None if it is not provably ours."""

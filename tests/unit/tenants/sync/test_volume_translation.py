@@ -179,7 +179,7 @@ ZONE = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a", 
 ON_N1 = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}
 
 
-def test_affinity_to_visible_labels_is_kept() -> None:
+def test_affinity_to_visible_labels_is_copied() -> None:
     found = volume_affinity(host_volume(ZONE, ON_N1), twin_of(claim()), None)
     assert found == {"nodeSelectorTerms": [{"matchExpressions": [ZONE, ON_N1]}]}
 

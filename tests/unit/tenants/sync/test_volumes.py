@@ -293,6 +293,18 @@ async def test_volume_of_tenant_leads_nowhere(name: str) -> None:
 
 
 @in_virtual_time
+async def test_claim_of_another_claims_volume_stays_unbound() -> None:
+    async with running_world() as (world, _):
+        claim = await world.plane.create(PERSISTENT_VOLUME_CLAIMS, new_claim())
+        thief = new_claim("a-thief", volumeName=f"pvc-{uid_of(claim)}")
+        await world.plane.create(PERSISTENT_VOLUME_CLAIMS, thief)
+        await wait_for_claim(world.plane, is_bound)
+        await asyncio.sleep(100)
+        found = await world.plane.get(PERSISTENT_VOLUME_CLAIMS, "a-thief", "team-a")
+        assert not is_bound(found)
+
+
+@in_virtual_time
 async def test_lost_twin_is_not_replaced_by_an_empty_volume() -> None:
     async with running_world() as (world, volumes):
         await world.plane.create(PERSISTENT_VOLUME_CLAIMS, new_claim())
