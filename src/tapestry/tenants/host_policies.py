@@ -38,6 +38,8 @@ from tapestry.tenants.tenant_binding import ISOLATION_LEVELS
 
 HOST_POLICY, TENANT_POLICY = "tapestry-host", "tapestry-tenants"
 ACCOUNTS = "system:serviceaccount:"
+SYSTEM_PRIORITIES = "system-"
+"""Prefix of the PriorityClasses of Kubernetes itself."""
 
 HOST_RESOURCES = {
     NAMESPACES: ("namespaces",),
@@ -210,9 +212,10 @@ def pod_rules() -> Iterator[Object]:
         only_for(["pods"], f"{creates} || !has({spec}.volumes) || {volumes}"),
         f"spec.volumes: only {', '.join(POD_SOURCES)} are allowed, and no tokens",
     )
-    classes = f"{annotation('namespaceObject', keys.PRIORITY_CLASSES)}.split(',')"
+    priority, classes = f"{spec}.priorityClassName", annotation("namespaceObject", keys.PRIORITY_CLASSES)
+    is_offered = f"{priority} in {classes}.split(',') && !{priority}.startsWith({cel(SYSTEM_PRIORITIES)})"
     yield rule(
-        only_for(["pods"], f"{creates} || has({spec}.priorityClassName) && {spec}.priorityClassName in {classes}"),
+        only_for(["pods"], f"{creates} || has({priority}) && {is_offered}"),
         "spec.priorityClassName: a tenant may only have the classes that its HostCluster allows",
     )
 

@@ -1,10 +1,10 @@
 """Controller of the NetworkPolicies of a tenant, and the labels of pods that they decide about."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 from tapestry.apis.clusterbindings import Binding
 from tapestry.controller import Controller
-from tapestry.controller.controller import own_namespace
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of
 from tapestry.kube.resources import NAMESPACES, NETWORK_POLICIES
 from tapestry.syncer.components import Syncer
@@ -12,11 +12,12 @@ from tapestry.syncer.views import VirtualPod
 from tapestry.tenants.leased_nodes import HOST_HAS_LEASED_NODES, MESSAGE, LeasedNodes
 from tapestry.tenants.network_rules import Destinations
 from tapestry.tenants.sync.network_policy_translation import (
+    Selection,
     Surroundings,
     decided_labels,
     desired_policy,
     policy_limitation,
-    policy_types,
+    selection_of,
     uses_namespaces,
 )
 from tapestry.tenants.sync.pod_selectors import with_exact_selector
@@ -32,37 +33,39 @@ class PolicyLabels:
     """Labels of the twins of pods for which policies of the tenant decide what is allowed."""
 
     def __init__(self, syncer: Syncer, *, is_synced: bool) -> None:
-        self._policies = syncer.manager.informer(NETWORK_POLICIES) if is_synced else None
+        self._selections: defaultdict[str, dict[str, Selection]] = defaultdict(dict)
+        """By namespace and name of the policy."""
         self._pods = syncer.caches.virtual_pods
-        if self._policies is not None:
-            self._policies.store.add_index(NAMESPACE_INDEX, own_namespace)
+        self._requeue_pod: Callable[[str], None] = lambda _: None
+        if is_synced:
             self._pods.store.add_index(NAMESPACE_INDEX, pod_namespace)
+            syncer.manager.informer(NETWORK_POLICIES).on_change(self._on_change)
 
     def of_pod(self, pod: Object) -> dict[str, str]:
-        if self._policies is None:
-            return {}
-        return decided_labels(pod, self._policies.store.iter_by(NAMESPACE_INDEX, namespace_of(pod) or ""))
+        return decided_labels(pod, self._selections.get(namespace_of(pod) or "", {}).values())
 
     def requeue_pods(self, requeue_pod: Callable[[str], None]) -> None:
-        """Call `requeue_pod` with the keys of pods whose labels may have changed."""
+        """Call `requeue_pod` from now on with the keys of pods whose labels may have changed."""
+        self._requeue_pod = requeue_pod
 
-        def on_change(old: Object | None, new: Object | None) -> None:
-            policy = new or old
-            if policy is not None and selection(old) != selection(new):
-                for pod in self._pods.store.by(NAMESPACE_INDEX, namespace_of(policy) or ""):
-                    requeue_pod(pod.key)
-
-        if self._policies is not None:
-            self._policies.on_change(on_change)
+    def _on_change(self, old: Object | None, new: Object | None) -> None:
+        policy = new or old
+        assert policy is not None
+        namespace, name = namespace_of(policy) or "", name_of(policy)
+        before, after = self._selections[namespace].pop(name, None), selection_of(new) if new is not None else None
+        if after is not None:
+            self._selections[namespace][name] = after
+        elif not self._selections[namespace]:
+            del self._selections[namespace]
+        if before != after:
+            selectors = [each.pods for each in (before, after) if each is not None]
+            for pod in self._pods.store.by(NAMESPACE_INDEX, namespace):
+                if any(each.matches(labels_of(pod.object)) for each in selectors):
+                    self._requeue_pod(pod.key)
 
 
 def pod_namespace(pod: VirtualPod) -> list[str]:
     return [namespace_of(pod.object) or ""]
-
-
-def selection(policy: Object | None) -> object:
-    """Return what decides for which pods a policy decides about which directions."""
-    return None if policy is None else (policy["spec"].get("podSelector"), policy_types(policy))
 
 
 def wire_network_policies(
@@ -76,12 +79,11 @@ def wire_network_policies(
     """Add the controller of NetworkPolicies to the syncer of a tenant."""
     namespaces = syncer.manager.informer(NAMESPACES) if is_synced else None
 
-    def surroundings() -> Surroundings:
-        found = namespaces.store.list() if namespaces is not None else ()
-        return Surroundings(destinations, addresses, {name_of(each): labels_of(each) for each in found})
+    labels: dict[str, Mapping[str, str]] = {}
+    surroundings = Surroundings(destinations, addresses, labels)
 
     def desired(policy: Object, binding: Binding) -> Object:
-        twin = desired_policy(policy, binding, surroundings())
+        twin = desired_policy(policy, binding, surroundings)
         if leased_nodes:
             raise NotSynced(HOST_HAS_LEASED_NODES, MESSAGE)
         return twin
@@ -97,6 +99,13 @@ def wire_network_policies(
         def users(_: Object) -> list[str]:
             return [key_of(each) for each in policies.list() if uses_namespaces(each)]
 
+        def on_namespace_change(old: Object | None, new: Object | None) -> None:
+            if new is not None:
+                labels[name_of(new)] = labels_of(new)
+            elif old is not None:
+                labels.pop(name_of(old), None)
+
+        namespaces.on_change(on_namespace_change)
         controller.watch(namespaces, users, when=labels_changed, after=NAMESPACES_DELAY)
     leased_nodes.on_change(controller.resync)
     return controller

@@ -15,13 +15,13 @@ these have twins.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name
 from tapestry.kube.objects import Object, labels_of, name_of, namespace_of
 from tapestry.kube.resources import NETWORK_POLICIES
-from tapestry.kube.selectors import label_selector
+from tapestry.kube.selectors import LabelSelector, label_selector
 from tapestry.syncer.translate.metadata import source_metadata
 from tapestry.syncer.translate.tenant_labels import twin_label_selector
 from tapestry.tenants.network_rules import (
@@ -80,12 +80,23 @@ def peer_count(policy: Object, direction: Direction) -> int:
     return sum(1 + len(rule.get(PEERS[direction]) or ()) for rule in policy["spec"].get(direction.lower()) or ())
 
 
-def decided_labels(pod: Object, policies: Iterable[Object]) -> dict[str, str]:
+class Selection(NamedTuple):
+    """Pods and directions about which a policy decides."""
+
+    pods: LabelSelector
+    directions: tuple[Direction, ...]
+
+
+def selection_of(policy: Object) -> Selection:
+    return Selection(label_selector(policy["spec"].get("podSelector") or {}), tuple(policy_types(policy)))
+
+
+def decided_labels(pod: Object, selections: Iterable[Selection]) -> dict[str, str]:
     """Return the labels of the twin of a pod for the directions about which policies of its namespace decide."""
     labels, found = labels_of(pod), set[Direction]()
-    for policy in policies:
-        if label_selector(policy["spec"].get("podSelector") or {}).matches(labels):
-            found.update(policy_types(policy))
+    for each in selections:
+        if not found.issuperset(each.directions) and each.pods.matches(labels):
+            found.update(each.directions)
     return {DECIDED[each]: "true" for each in DIRECTIONS if each in found}
 
 

@@ -17,11 +17,15 @@ MAX_USER_PRIORITY = 1_000_000_000
 """Highest value of a PriorityClass that is not one of the system's."""
 
 
-def class_of_priority(priority: int, values: Iterable[int], classes: Sequence[str]) -> str:
-    """Return the class of the host cluster for a priority; `values` are those of the plane's classes."""
+def known_priorities(values: Iterable[int]) -> list[int]:
+    """Return the priorities of a plane in ascending order; `values` are those of its classes."""
+    return sorted({0, *(each for each in values if each <= MAX_USER_PRIORITY)})
+
+
+def class_of_priority(priority: int, known: Sequence[int], classes: Sequence[str]) -> str:
+    """Return the class of the host cluster for a priority; `known` are the priorities of the plane."""
     if priority > MAX_USER_PRIORITY:
         return classes[-1]
-    known = sorted({0, *(each for each in values if each <= MAX_USER_PRIORITY)})
     if len(known) == 1:
         return classes[0]
     rank = min(bisect_left(known, priority), len(known) - 1)
@@ -34,11 +38,18 @@ class TwinPriorities:
     def __init__(self, syncer: Syncer, classes: Sequence[str]) -> None:
         """`classes` are those that the tenant may use; without any, all twins have the class of the binding."""
         self._classes = classes
+        self._known: list[int] | None = None
         self._virtual: ObjectCache | None = syncer.manager.informer(PRIORITY_CLASSES) if classes else None
+        if self._virtual is not None:
+            self._virtual.on_change(self._on_change)
+
+    def _on_change(self, _: Object | None, __: Object | None) -> None:
+        self._known = None
 
     def class_of(self, pod: Object) -> str:
         """Return the class of the twin of a pod; empty for that of the binding."""
         if self._virtual is None:
             return ""
-        values = (each.get("value", 0) for each in self._virtual.store.list())
-        return class_of_priority(pod["spec"].get("priority") or 0, values, self._classes)
+        if self._known is None:
+            self._known = known_priorities(each.get("value", 0) for each in self._virtual.store.list())
+        return class_of_priority(pod["spec"].get("priority") or 0, self._known, self._classes)

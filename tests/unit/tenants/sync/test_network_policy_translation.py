@@ -20,6 +20,7 @@ from tapestry.tenants.sync.network_policy_translation import (
     decided_labels,
     desired_policy,
     policy_limitation,
+    selection_of,
     uses_namespaces,
 )
 from tapestry.tenants.sync.twin_objects import NotSynced, NoTwin
@@ -169,7 +170,7 @@ def test_many_peers_are_refused_but_decide() -> None:
     for rules in ([{"from": peers * 100}], [{"from": peers}] * 51):
         with pytest.raises(NotSynced, match="100"):
             desired_policy(policy(ingress=rules), BINDING, AROUND)
-    assert decided_labels(object_named("p", "team-a"), [policy(ingress=[{"from": peers * 100}])])
+    assert decided_labels(object_named("p", "team-a"), [selection_of(policy(ingress=[{"from": peers * 100}]))])
 
 
 # -- the plane and DNS
@@ -211,8 +212,8 @@ def test_isolation_allows_decided_pods_nothing() -> None:
     pod = object_named("p", "team-a")
     pod["metadata"]["labels"] = {"app": "web"}
     deny = policy(podSelector={"matchLabels": {"app": "web"}}, policyTypes=["Egress"])
-    labels = {**twin_labels(pod, BINDING), **decided_labels(pod, [deny])}
-    assert decided_labels(pod, [deny]) == {DECIDED["Egress"]: "true"}
+    labels = {**twin_labels(pod, BINDING), **decided_labels(pod, [selection_of(deny)])}
+    assert decided_labels(pod, [selection_of(deny)]) == {DECIDED["Egress"]: "true"}
     base = dict(named_policies(BINDING, DESTINATIONS, []))
     selecting = [name for name, spec in base.items() if label_selector(spec["podSelector"]).matches(labels)]
     assert selecting == ["tapestry-deny", "tapestry-own-ingress"]
@@ -222,10 +223,10 @@ def test_isolation_allows_decided_pods_nothing() -> None:
 def test_policies_of_other_pods_decide_nothing() -> None:
     pod = object_named("p", "team-a")
     pod["metadata"]["labels"] = {"app": "web", keys.INGRESS_DECIDED: "true"}
-    assert decided_labels(pod, [policy(podSelector={"matchLabels": {"app": "db"}})]) == {}
+    assert decided_labels(pod, [selection_of(policy(podSelector={"matchLabels": {"app": "db"}}))]) == {}
     assert keys.INGRESS_DECIDED not in twin_labels(pod, BINDING)
     both = policy(ingress=[{}], egress=[{}])
-    assert decided_labels(pod, [both]) == dict.fromkeys(DECIDED.values(), "true")
+    assert decided_labels(pod, [selection_of(both)]) == dict.fromkeys(DECIDED.values(), "true")
 
 
 def test_nothing_is_synced_without_switch() -> None:

@@ -219,13 +219,14 @@ async def test_selector_of_policy_has_no_former_labels() -> None:
 
 
 @in_virtual_time
-async def test_changed_policies_requeue_pods_of_their_namespace() -> None:
+async def test_changed_policies_requeue_the_pods_that_they_select() -> None:
     world, found, requeued = await world_with(), list[PolicyLabels](), list[str]()
     async with world.syncer(lambda syncer: found.append(wire(syncer))):
         found[0].requeue_pods(requeued.append)
-        for namespace in ("team-a", "team-b"):
+        for name, namespace in (("web", "team-a"), ("db", "team-a"), ("web", "team-b")):
             spec = {"nodeName": NODE, "containers": [{"name": "c", "image": "i"}]}
-            await world.plane.create(PODS, {**object_named("web", namespace), "spec": spec})
+            metadata = {"name": name, "namespace": namespace, "labels": {"app": name}}
+            await world.plane.create(PODS, {"metadata": metadata, "spec": spec})
         await world.plane.create(NETWORK_POLICIES, network_policy(policyTypes=["Egress"]))
         await asyncio.sleep(1)
         assert requeued == ["team-a/web"]
