@@ -3,13 +3,15 @@
 from ipaddress import ip_address, ip_network
 
 import pytest
+from msgspec import structs
 
+from tapestry.apis.clusterbindings import TenantSync
 from tapestry.kube.objects import Object
 from tapestry.kube.selectors import label_selector
 from tapestry.tenants.host_networks import named_policies
 from tapestry.tenants.network_rules import DECIDED, Destination, Destinations
 
-from .effective_bindings import tenant
+from .effective_bindings import HOST, tenant
 
 BINDING = tenant()
 API, DNS = Destination("10.1.1.1", 6444), Destination("10.1.1.1", 6053)
@@ -58,6 +60,18 @@ def test_isolation_allows_nothing_that_tenant_decides() -> None:
 
 def test_denial_selects_every_pod() -> None:
     assert POLICIES["tapestry-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+def test_ingress_controller_reaches_pods_of_tenants_with_ingresses() -> None:
+    host = structs.replace(HOST, ingress_namespace="ingress")
+    off, on = (tenant(host=host, sync=TenantSync(ingresses=each)) for each in (False, True))
+    assert "tapestry-ingresses" not in dict(named_policies(off, DESTINATIONS, []))
+    assert "tapestry-ingresses" not in dict(named_policies(tenant(sync=TenantSync(ingresses=True)), DESTINATIONS, []))
+    spec = dict(named_policies(on, DESTINATIONS, []))["tapestry-ingresses"]
+    assert spec["podSelector"] == {}
+    assert spec["ingress"] == [
+        {"from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}]}
+    ]
 
 
 def test_policies_are_fewer_without_process_addresses() -> None:

@@ -7,7 +7,8 @@ from msgspec import structs
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.apis.hostclusters import OfferedStorageClass
+from tapestry.apis.field_types import SecretReference
+from tapestry.apis.hostclusters import HostClusterSpec, OfferedStorageClass, PriorityRange
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of
@@ -19,6 +20,7 @@ from tapestry.tenants.host_objects import (
     HostFacts,
     TenantSpecError,
     host_namespace,
+    namespace_object,
 )
 from tapestry.tenants.host_setup import HostSetupError, apply_tenant, remove_tenant
 
@@ -66,6 +68,30 @@ async def test_setup_follows_the_spec() -> None:
     assert (await client.list(RESOURCE_QUOTAS, namespace))[0]["spec"]["hard"] == {**DEFAULT_COUNTS, "cpu": "3"}
     assert await client.list(NETWORK_POLICIES, namespace) == []
     assert labels_of(await client.get(NAMESPACES, namespace))[keys.POD_SECURITY_ENFORCE] == "baseline"
+
+
+def test_namespace_names_what_admission_policies_allow() -> None:
+    offer = HostClusterSpec(
+        SecretReference("east", "tapestry-hosts"),
+        ingress_class="public",
+        ingress_domain="apps.example.com",
+        api_address="192.0.2.10",
+        priority_range=PriorityRange(("low", "missing", "high")),
+    )
+    facts = replace(FACTS, priority_classes=frozenset({"low", "high"}))
+    plain = annotations_of(namespace_object(replace(tenant_binding(), host=offer), facts))
+    assert (plain[keys.INGRESS_SUFFIX], plain[keys.INGRESS_CLASS]) == ("", "")
+    assert plain[keys.PRIORITY_CLASSES] == "tapestry-leased"
+    sync = {"ingresses": True, "networkPolicies": True, "priorityClasses": True}
+    found = namespace_object(replace(tenant_binding(sync=sync), host=offer), facts)
+    annotations = annotations_of(found)
+    assert (annotations[keys.INGRESS_SUFFIX], annotations[keys.INGRESS_CLASS]) == (".blue.apps.example.com", "public")
+    assert annotations[keys.PRIORITY_CLASSES] == "tapestry-leased,low,high"
+    assert annotations[keys.PLANE_ENDPOINTS] == "192.0.2.10/32:20001,192.0.2.10/32:20002"
+    assert {"192.0.2.1/32", "169.254.0.0/16", "10.0.0.0/8"} <= {*annotations[keys.FORBIDDEN_RANGES].split(",")}
+    allowed = {key: value for key, value in labels_of(found).items() if key.startswith(keys.ALLOWS_PREFIX)}
+    assert allowed["allows.tapestry.io/network-policies"] == "true"
+    assert allowed["allows.tapestry.io/disruption-budgets"] == "false"
 
 
 @in_virtual_time
