@@ -114,7 +114,7 @@ async def check_plan(plan: HostPlan, clusters: AddedHost) -> None:
         identity, known = await host.identity(), await management.client.list(HOST_CLUSTERS)
         if not await is_served(host.client, ADMISSION_POLICIES):
             raise JoinError(
-                "the host cluster has no ValidatingAdmissionPolicy (Kubernetes 1.30 and later), without which the "
+                "the host cluster has no ValidatingAdmissionPolicy (Kubernetes 1.31 and later), without which the "
                 "stored credential could delete any namespace; upgrade the host cluster"
             )
     except Forbidden as error:
