@@ -278,3 +278,31 @@ async def test_twins_of_other_installations_are_not_touched() -> None:
             await asyncio.sleep(MINUTE)
             for name in ("other", "forged"):
                 assert not is_deleting(await world.host.get(PODS, name, "default"))
+
+
+# -- after the plane runs again
+
+
+@PLACEMENTS
+@in_virtual_time
+async def test_reclaimed_pod_has_ended_when_its_plane_runs_again(placement: str) -> None:
+    async with running_pod(placement) as world:
+        async with world.process(other_process()):
+            await set_kill_switch(world, "node")
+            await world.wait_for_twin(is_deleting, timeout=2)
+            await world.stop()
+        async with world.process():
+            pod = await world.wait_for_pod(has_phase("Failed"), timeout=60)
+            assert pod["status"]["reason"] == "PhysicalPodLost"
+            await asyncio.sleep(10 * MINUTE)
+            assert await world.twins() == []
+
+
+@in_virtual_time
+async def test_policies_are_followed_as_they_change() -> None:
+    """A policy that closes while no syncer runs reclaims from then on, and an owner's policy as well."""
+    async with running_pod(policy=FORCED) as world, world.process(other_process()):
+        await asyncio.sleep(5 * MINUTE)
+        assert not is_deleting(await world.twin())
+        await world.set_policy(gracefulReclaimPeriodSeconds=5, timeWindows=[{"start": "12:00", "end": "13:00"}])
+        await world.wait_for_twin(is_deleting, timeout=8)
