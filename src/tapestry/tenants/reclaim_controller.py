@@ -51,6 +51,8 @@ UNPLACED_SECONDS = 10.0
 SYNC_SECONDS = 1.0
 """Seconds between two checks whether the caches of a host cluster are filled."""
 PARALLEL_DELETIONS = 8
+NECESSARY_FIELDS = ("clusterID", "virtualCluster", "hostCluster", "placement")
+"""Fields of a binding that tell what belongs to its tenant."""
 DEFAULTS = SyncerConfig()
 
 
@@ -137,11 +139,10 @@ class ReclaimReconciler:
             return None
         if not host.connection.is_synced:
             return Result(requeue_after=SYNC_SECONDS)
-        binding, now = self._binding(obj), self.now()
+        (binding, rules), now = self._binding_with_rules(obj, host.connection), self.now()
         since = self._unattended_since.setdefault(binding.uid, now)
         if not (twins := self._twins(binding, host.connection)):
             return None
-        rules = self._rules(binding, host.connection)
         reclaims = [
             self._reclaim_of_unplaced(binding, twins, rules, since, now),
             *self._reclaims(binding, host.connection, twins, rules, now),
@@ -181,6 +182,16 @@ class ReclaimReconciler:
             self._watches[connection.name] = HostWatch(connection, self.requeue)
             self._watches[connection.name].start()
         self._watches[connection.name].tenants[uid_of(obj)] = name
+
+    def _binding_with_rules(self, obj: Object, connection: HostConnection) -> tuple[Binding, LeaseRules]:
+        """Return a binding and the rules for its nodes. The rules hold for all nodes if its spec is invalid."""
+        try:
+            binding = self._binding(obj)
+            return binding, self._rules(binding, connection)
+        except ValueError:
+            spec = {name: value for name, value in obj["spec"].items() if name in NECESSARY_FIELDS}
+            binding = binding_of({**obj, "spec": spec}, spec["virtualCluster"], manager_namespace="")
+            return binding, self._rules(binding, connection)
 
     def _binding(self, obj: Object) -> Binding:
         record = self.host_objects.store.get(value_at(obj, "spec", "hostCluster"))

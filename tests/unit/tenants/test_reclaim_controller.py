@@ -306,3 +306,13 @@ async def test_policies_are_followed_as_they_change() -> None:
         assert not is_deleting(await world.twin())
         await world.set_policy(gracefulReclaimPeriodSeconds=5, timeWindows=[{"start": "12:00", "end": "13:00"}])
         await world.wait_for_twin(is_deleting, timeout=8)
+
+
+@in_virtual_time
+async def test_invalid_binding_does_not_protect_its_pods() -> None:
+    async with running_pod() as world:
+        unknown = {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["x"]}]}
+        await world.set_binding(nodeSelector={"nodeSelectorTerms": [unknown]})
+        async with world.process(other_process()):
+            await set_kill_switch(world, "namespace")
+            await world.wait_for_twin(is_deleting, timeout=2)
