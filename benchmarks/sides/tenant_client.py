@@ -11,13 +11,14 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import uvloop
 from tests.unit.tenants.running_tenants import pod_named
 
 from benchmarks.sides.client_process import execute_commands
+from benchmarks.sides.plane_client import cpu_seconds
 from tapestry.apis import keys
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
@@ -34,7 +35,7 @@ REQUESTS = {"cpu": "10m", "memory": "16Mi"}
 FILL_CONCURRENCY = 8
 FLOOD_CONCURRENCY = 64
 WAIT_SECONDS = 60.0
-"""Seconds after which a pod without a twin counts as one that got its twin then."""
+"""Seconds after which a pod without a twin counts as one that gets its twin then."""
 
 
 class TenantSpec(msgspec.Struct):
@@ -46,11 +47,26 @@ class TenantSpec(msgspec.Struct):
 
 class Clusters(msgspec.Struct):
     host: str
+    pids: list[int]
+    """Processes of the planes and of the host cluster."""
     tenants: list[TenantSpec]
 
 
 def client_with(kubeconfig: str) -> Client:
     return Client(HttpTransport(load_access([Path(kubeconfig)], environ={})))
+
+
+class Instant(NamedTuple):
+    """A time on the clock that all processes share, and the CPU time of the measured processes until then.
+
+    On an idle machine, both grow at most by the CPU time of the measured processes.
+    """
+
+    seconds: float
+    cpu: float
+
+    def since(self, start: "Instant") -> "Instant":
+        return Instant(self.seconds - start.seconds, self.cpu - start.cpu)
 
 
 @dataclass
@@ -77,7 +93,8 @@ class TenantClient:
     def __init__(self, clusters: Clusters) -> None:
         self._host = client_with(clusters.host)
         self._tenants = {each.name: TenantPods(each, client_with(each.kubeconfig)) for each in clusters.tenants}
-        self._twins: dict[str, float] = {}
+        self._pids = clusters.pids
+        self._twins: dict[str, Instant] = {}
         """Time at which the twin of each pod was first seen, by the name of the pod."""
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()
@@ -95,34 +112,32 @@ class TenantClient:
                     case Synced():
                         self.synced.set()
 
-    def _see(self, pods: list[Object]) -> None:
-        now = time.monotonic()
-        for each in pods:
-            self._twins.setdefault(annotations_of(each).get(keys.VIRTUAL_POD_NAME, ""), now)
-        self._changed.set()
+    def _now(self) -> Instant:
+        return Instant(time.monotonic(), sum(map(cpu_seconds, self._pids)))
 
-    async def _latency(self, name: str, started: float) -> float:
-        """Return the seconds from a time until the twin of a pod was seen."""
-        with suppress(TimeoutError):
+    def _see(self, pods: list[Object]) -> None:
+        names = {annotations_of(each).get(keys.VIRTUAL_POD_NAME, "") for each in pods} - self._twins.keys()
+        if names:
+            self._twins.update(dict.fromkeys(names, self._now()))
+            self._changed.set()
+
+    async def _create(self, tenant: TenantPods) -> Instant:
+        """Create a pod. Return the time from the start of the request until its twin exists."""
+        pod, started = tenant.new_pod(), self._now()
+        name = pod["metadata"]["name"]
+        with suppress(TimeoutError, TransportError):
             async with asyncio.timeout(WAIT_SECONDS):
+                await tenant.client.create(PODS, pod)
                 while name not in self._twins:
                     self._changed.clear()
                     await self._changed.wait()
-        return self._twins.get(name, started + WAIT_SECONDS) - started
+            tenant.names.append(name)
+        return self._twins.get(name, self._now()).since(started)
 
-    async def _create(self, tenant: TenantPods) -> float:
-        """Create a pod. Return the seconds from the start of the request until its twin exists."""
-        pod = tenant.new_pod()
-        started, name = time.monotonic(), pod["metadata"]["name"]
-        await tenant.client.create(PODS, pod)
-        latency = await self._latency(name, started)
-        tenant.names.append(name)
-        return latency
-
-    async def _replace(self, tenant: TenantPods) -> float:
+    async def _replace(self, tenant: TenantPods) -> Instant:
         """Delete the oldest pod of a tenant, and create another one."""
         if tenant.names:  # those of others are still awaited
-            with suppress(NotFound):
+            with suppress(NotFound, TransportError):
                 await tenant.client.delete(PODS, object_named(tenant.names.pop(0), "default"))
         return await self._create(tenant)
 
@@ -140,17 +155,17 @@ class TenantClient:
             for _ in range(FILL_CONCURRENCY):
                 group.create_task(create_some())
 
-    async def churn(self, tenants: list[str], rate: float, seconds: float) -> dict[str, list[float]]:
+    async def churn(self, tenants: list[str], rate: float, seconds: float) -> dict[str, list[Instant]]:
         """Replace pods of these tenants in turn at a constant rate. Return the times until the twins exist."""
         chosen = cycle([self._tenants[each] for each in tenants])
         started = time.monotonic()
-        tasks: list[tuple[str, asyncio.Task[float]]] = []
+        tasks: list[tuple[str, asyncio.Task[Instant]]] = []
         async with asyncio.TaskGroup() as group:
             for number in range(int(rate * seconds)):
                 await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
                 tenant = next(chosen)
                 tasks.append((tenant.spec.placement, group.create_task(self._replace(tenant))))
-        latencies: dict[str, list[float]] = {}
+        latencies: dict[str, list[Instant]] = {}
         for placement, task in tasks:
             latencies.setdefault(placement, []).append(task.result())
         return latencies

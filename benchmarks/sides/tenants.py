@@ -26,6 +26,7 @@ from benchmarks.fresh import held_bytes
 from benchmarks.sides.client_process import client_process
 from benchmarks.sides.plane_client import cpu_seconds
 from benchmarks.sides.planes import MEGABYTE, run
+from benchmarks.sides.tenant_client import Instant
 from benchmarks.table import say
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.planes import PLANES, plane_id
@@ -222,10 +223,10 @@ def churn(tenants: str, nodes: str, foreign: str, pods: str, rate: str, seconds:
                 await churned_tenant(process, number_of_nodes, f"greedy-{number}", "host", **quota)
                 for number in range(ROUNDS)
             ]
-            host = str(process.host_kubeconfig)
+            common = {"host": str(process.host_kubeconfig), "pids": [os.getpid(), process.host_pid]}
             async with (
-                client_process(CLIENT, json.dumps({"host": host, "tenants": clients})) as ask,
-                client_process(CLIENT, json.dumps({"host": host, "tenants": greedy})) as ask_greedy,
+                client_process(CLIENT, json.dumps({**common, "tenants": clients})) as ask,
+                client_process(CLIENT, json.dumps({**common, "tenants": greedy})) as ask_greedy,
             ):
                 say(f"tenants: {pods} pods in each of {len(clients)} tenants")
                 await ask("fill", pods=int(pods))
@@ -258,7 +259,7 @@ class Phase:
 
     def __init__(self, process: TenantProcess) -> None:
         self._host_pid = process.host_pid
-        self._times: dict[str, list[float]] = {}
+        self._times: dict[str, list[Instant]] = {}
         self._cpu = self._host_cpu = 0.0
 
     async def add(self, churned: Awaitable[Any]) -> None:
