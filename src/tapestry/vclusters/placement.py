@@ -41,6 +41,5 @@ def problem_of(host: Object) -> str:
         return "is being deleted"
     if not is_condition_true(host, "Reachable"):
         return "is not reachable"
-    if not value_at(host, "status", "openNodes", default=0):
-        return "has no open nodes"
-    return ""
+    nodes = value_at(host, "status", "openNodes", default=value_at(host, "status", "nodes"))
+    return "has no open nodes" if nodes == 0 else ""

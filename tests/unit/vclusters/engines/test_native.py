@@ -142,8 +142,7 @@ async def test_pods_run_in_host_cluster_until_they_are_drained(hosted: Service) 
 
 
 async def client_pods(service: Service) -> list[Object]:
-    host: Any = service.world.host
-    return list(await host.client.list(PODS)) if hasattr(host, "client") else []
+    return list(await service.world.host.client.list(PODS))
 
 
 def test_binding_has_requested_switches() -> None:
