@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.hostclusters import HOST_CLUSTER
 from tapestry.apis.operations import OPERATION, SNAPSHOT
+from tapestry.apis.planes import PLANES
 from tapestry.apis.projects import ACCESS_KEY, PROJECT, QUOTA
 from tapestry.apis.vclusters import VCLUSTER
 from tapestry.apiserver.core.requests import APISERVER_USER, CallOrigin
@@ -18,7 +20,8 @@ from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.planes.app import PlaneProcess, client_of
 from tapestry.planes.management import apply_definition, process_identity
 from tapestry.vclusters import orchestrator
-from tapestry.vclusters.engines.native import NativeEngine
+from tapestry.vclusters.engines.native import NativeEngine, vcluster_keys
+from tapestry.vclusters.validation import Provided
 
 KINDS = (VCLUSTER, OPERATION, SNAPSHOT, PROJECT, QUOTA, ACCESS_KEY, HOST_CLUSTER)
 
@@ -60,5 +63,8 @@ def vclusters_manager(process: PlaneProcess) -> Manager:
 
 def install(manager: Manager, process: PlaneProcess) -> None:
     backend = "etcd" if process.config.backend == "etcd" else "file"
-    engine = NativeEngine(manager.client, published_api().version.removeprefix("v"), backend)
-    orchestrator.install(manager, {"native": engine})
+    provided = Provided(published_api().version.removeprefix("v"))
+    engine = NativeEngine(manager.client, provided, backend)
+    controller = orchestrator.install(manager, {"native": engine})
+    for resource in (PLANES, CLUSTER_BINDINGS):
+        controller.watch(manager.informer(resource), vcluster_keys)

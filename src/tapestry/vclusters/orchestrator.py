@@ -17,7 +17,7 @@ from tapestry.apis.keys import VCLUSTER_FINALIZER
 from tapestry.apis.operations import OPERATIONS, OperationError
 from tapestry.apis.vclusters import VCLUSTERS, Journal, JournalStep, OperationRequest, OutboxEntry, Phase, Verb
 from tapestry.client.client import Client
-from tapestry.controller import Manager, Result
+from tapestry.controller import Controller, Manager, Result
 from tapestry.controller.informer import ObjectCache
 from tapestry.kube.conditions import find_condition, new_condition, with_condition
 from tapestry.kube.errors import AlreadyExists, Conflict, Forbidden, NotFound
@@ -394,9 +394,13 @@ def earlier(result: Result | None, time: datetime, now: datetime) -> Result:
     return Result(requeue_after=seconds)
 
 
-def install(manager: Manager, engines: Mapping[str, Engine]) -> None:
-    """Add the orchestrator to a manager of the management API, whose leader it is."""
+def install(manager: Manager, engines: Mapping[str, Engine]) -> Controller:
+    """Add the orchestrator to a manager of the management API, and return its controller.
+
+    The caller may let it watch what engines make, so that a step that waits for it continues at once.
+    """
     vclusters = manager.informer(VCLUSTERS)
     orchestrator = Orchestrator(vclusters, manager.client, engines, manager.now)
     controller = manager.controller("vclusters", orchestrator.reconcile)
     controller.watch(vclusters)
+    return controller

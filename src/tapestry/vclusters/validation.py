@@ -80,6 +80,7 @@ def replicas(requested: int, _: Provided) -> Treatment:
 
 
 HOST_ADDRESSES = "the host cluster allocates the addresses of Services and pods"
+ONLY_QUOTA = "counts for the quota of the project only"
 NO_PLUGINS = "must be empty: the native engine has no plugins"
 NO_CERT_MANAGER = "must be empty: the certificate of the plane has the host name, and TLS ends at the plane"
 NO_DNS = "must be empty: the DNS servers are those of the host cluster"
@@ -95,10 +96,10 @@ NATIVE: Mapping[str, Treat] = {
     "operation": honored,
     "kubernetesVersion": version,
     "distro": distribution,
-    "resources.cpuRequest": honored,
+    "resources.cpuRequest": mapped(ONLY_QUOTA),
     "resources.cpuLimit": honored,
-    "resources.memoryRequest": honored,
-    "resources.memoryLimit": honored,
+    "resources.memoryRequest": mapped(ONLY_QUOTA),
+    "resources.memoryLimit": mapped(f"{ONLY_QUOTA}; storage.persistenceSize limits the objects of a plane"),
     "resources.ephemeralStorageRequest": rejected("must be empty: storage.persistenceSize limits the store of a plane"),
     "resources.ephemeralStorageLimit": rejected("must be empty: storage.persistenceSize limits the store of a plane"),
     "replicas": replicas,

@@ -105,7 +105,8 @@ def test_compatible_service_maps_what_the_demo_requests() -> None:
     check_spec(DEMO, COMPATIBLE)
     report = treat_spec(DEMO, COMPATIBLE)
     paths = [each.subject.removeprefix("spec.") for each in report.mapped]
-    assert paths == ["kubernetesVersion", "distro", "network.podCidr", "network.serviceCidr"]
+    sizes = ["resources.cpuRequest", "resources.memoryRequest", "resources.memoryLimit"]
+    assert paths == ["kubernetesVersion", "distro", *sizes, "network.podCidr", "network.serviceCidr"]
     assert "kubernetesVersion: Kubernetes 1.34.3 is provided instead of 1.28.0" in mapped_message(report.mapped)
     with pytest.raises(ServiceError, match=r"spec\.kubernetesVersion.*spec\.distro"):
         check_spec(DEMO, PROVIDED)

@@ -4,7 +4,7 @@ Both have a name that follows from the UID of the virtual cluster, so each step 
 a virtual cluster with the same name finds nothing.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,18 @@ from tapestry.apis.vclusters import Journal
 from tapestry.client.client import Client
 from tapestry.kube.conditions import find_condition, new_condition
 from tapestry.kube.errors import AlreadyExists
-from tapestry.kube.objects import Object, name_of, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, key_of, name_of, uid_of, value_at
 from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.resources import Resource
 from tapestry.vclusters.engines import Observation, StepFailed, StepNotDone
 from tapestry.vclusters.placement import NoHostCapacity, choose_host
 from tapestry.vclusters.plans import Step
+from tapestry.vclusters.validation import Provided, mapped_message, treat_spec
 
 VCLUSTER_UID = PREFIX + "vcluster-uid"
+"""Label of what belongs to a virtual cluster."""
+VCLUSTER = PREFIX + "vcluster"
+"""Annotation with its namespace and name."""
 REQUESTS_PER_CPU = 100
 """Concurrent requests that a plane may handle for each CPU of its limit."""
 READY_PHASES = frozenset({"Open", "Asleep"})
@@ -43,10 +47,10 @@ NOTHING: Results = {}
 
 @dataclass(frozen=True)
 class NativeEngine:
-    """Runs steps by writes to the management API, which the controllers of planes and tenants carry out."""
+    """Engine that writes to the management API what the controllers of planes and tenants carry out."""
 
     client: Client
-    kubernetes_version: str
+    provided: Provided
     backend: str = "file"
     """Storage of planes with persistence."""
 
@@ -90,8 +94,11 @@ class NativeEngine:
             "NoAnswer" if is_unreachable else "Reachable",
             ready["message"] if ready is not None and is_unreachable else "",
         )
+        text = mapped_message(treat_spec(vcluster["spec"], self.provided).mapped)
+        mapped = new_condition("FieldsMapped", bool(text), "FieldsMapped" if text else "AllHonored", text)
         status = {"readyReplicas": int(is_healthy), "totalReplicas": 1}
-        return Observation(is_healthy, "" if is_healthy else f"the plane is {phase}: {message}", status, (unreachable,))
+        problem = "" if is_healthy else f"the plane is {phase}: {message}"
+        return Observation(is_healthy, problem, status, (unreachable, mapped))
 
     # -- steps
 
@@ -132,7 +139,7 @@ class NativeEngine:
         if binding is not None and (ready is None or ready["status"] != "True"):
             raise StepNotDone(f"the host cluster is not ready: {ready['message'] if ready is not None else ''}")
         address = value_at(plane, "status", "address", default="")
-        return {"apiServerEndpoint": address, "kubernetesVersion": self.kubernetes_version}
+        return {"apiServerEndpoint": address, "kubernetesVersion": self.provided.kubernetes_version}
 
     async def _stop(self, vcluster: Object, _: Journal) -> Results:
         plane = await self._installed(vcluster)
@@ -194,9 +201,13 @@ class NativeEngine:
         found = await self.client.find(resource, name)
         if found is not None:
             return found
-        labels = {VCLUSTER_UID: uid_of(vcluster)}
+        metadata = {
+            "name": name,
+            "labels": {VCLUSTER_UID: uid_of(vcluster)},
+            "annotations": {VCLUSTER: key_of(vcluster)},
+        }
         try:
-            return await self.client.create(resource, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+            return await self.client.create(resource, {"metadata": metadata, "spec": spec})
         except AlreadyExists:
             return await self.client.get(resource, name)
 
@@ -216,6 +227,12 @@ class NativeEngine:
 def native_name(vcluster: Object) -> str:
     """Return the name of the plane and of the binding of a virtual cluster."""
     return f"vc-{plane_id(vcluster)}"
+
+
+def vcluster_keys(obj: Object) -> Iterable[str]:
+    """Map a plane or a binding to the key of its virtual cluster."""
+    key = annotations_of(obj).get(VCLUSTER)
+    return (key,) if key else ()
 
 
 def named(obj: Object) -> Object:

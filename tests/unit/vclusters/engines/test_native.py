@@ -13,6 +13,7 @@ from tapestry.apis.operations import OPERATIONS
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
 from tapestry.client.watch import wait_for
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, name_of, object_named, value_at
 from tapestry.kube.resources import CONFIGMAPS, PODS
 from tapestry.vclusters.app import run_vclusters
@@ -84,6 +85,7 @@ async def test_cluster_without_host_is_a_plane(alone: Service) -> None:
     assert (plane["spec"]["backend"], limits["bytes"], limits["requestsInFlight"]) == ("file", "5Gi", 200)
     assert found["status"]["apiServerEndpoint"] == plane["status"]["address"]
     assert found["status"]["kubernetesVersion"].startswith("1.")
+    await alone.reach(Phase.RUNNING)
     client = alone.world.tenant_client(plane_id(plane))
     await client.create(CONFIGMAPS, object_named("c", "default"))
     await alone.request(Verb.SUSPEND, Phase.SUSPENDED)
@@ -93,6 +95,13 @@ async def test_cluster_without_host_is_a_plane(alone: Service) -> None:
     await alone.delete()
     assert await alone.leftovers() == []
     assert len(await alone.world.management.list(OPERATIONS)) == 4
+
+
+async def test_condition_names_mapped_fields(alone: Service) -> None:
+    await alone.create(network={"podCidr": "10.244.0.0/16"})
+    condition = lambda obj: find_condition(value_at(obj, "status", "conditions"), "FieldsMapped")  # noqa: E731
+    found = await wait_for(alone.world.management, VCLUSTERS, "v", "default", until=condition, timeout=TIMEOUT)
+    assert "network.podCidr: the host cluster allocates" in condition(found)["message"]
 
 
 async def test_cluster_without_persistence_is_in_memory(alone: Service) -> None:
