@@ -2,6 +2,8 @@
 
 import json
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,6 +116,20 @@ class Planes:
         """Return the output of kubectl on the management API."""
         assets = next(iter(self.hosts.values())).assets
         return run(assets / "kubectl", f"--kubeconfig={self.process.kubeconfig}", *arguments)
+
+    def start_again(self, tenant: Tenant) -> None:
+        """Start the process after it was killed, and wait until the plane of a tenant answers at its own port."""
+        self.process.start()
+        deadline, pause = time.monotonic() + COMMAND_SECONDS, threading.Event()
+        while True:
+            try:
+                tenant.kubectl("get", "--raw=/readyz")
+            except RuntimeError:  # kubectl does not repeat requests
+                if time.monotonic() > deadline:
+                    raise
+                pause.wait(0.1)
+            else:
+                return
 
     def add_host(self, name: str, *options: object) -> None:
         """Add one of the host clusters. Its pods reach planes at the address of this machine."""

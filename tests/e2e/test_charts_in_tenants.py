@@ -83,7 +83,8 @@ def test_webhooks_are_called_directly_in_listed_ranges(planes: Planes, tenant: T
     assert len(rules) < len(role["rules"])
     patch = json.dumps({"rules": rules})
     tenant.host.kubectl("patch", "clusterrole", "tapestry-tenant", "--type=merge", "--patch", patch)
-    planes.process.restart()  # closes connections by port-forward
+    planes.process.kill()  # closes connections by port-forward
+    planes.start_again(tenant)
     page = new_page("v1", lines=["one", "two"])
     with pytest.raises(RuntimeError, match=r"failed calling webhook"):
         tenant.apply(page)

@@ -138,7 +138,7 @@ def test_pods_survive_kill_of_their_process(planes: Planes, tenant: Tenant, host
     containers, twins = running_containers(tenant), {uid_of(each) for each in tenant.twins().values()}
     planes.process.kill()
     assert containers <= set(host_cluster.node.containers())
-    planes.process.start()
+    planes.start_again(tenant)
     tenant.kubectl("scale", "deployment/web", "--replicas=3")
     tenant.kubectl("rollout", "status", "deployment/web", "--timeout=60s")
     assert containers < running_containers(tenant)
