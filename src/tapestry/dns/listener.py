@@ -5,7 +5,9 @@ The socket is not read while the client has used up its queries, so that the ker
 
 import asyncio
 import socket
+import struct
 from contextlib import suppress
+from typing import NamedTuple
 
 from tapestry.dns.messages import (
     MAX_TCP,
@@ -39,6 +41,12 @@ MAX_RESPONSES = 256
 """Responses that are sent again to equal queries."""
 
 Source = tuple[str, int]
+Ancillary = list[tuple[int, int, bytes]]
+IP_PKTINFO = 8
+"""Option of Linux that reports the destinations of packets; the module socket has it from Python 3.14 on."""
+IPV4_DESTINATION = struct.Struct("@i4s4s")
+"""Interface, own address, and destination."""
+ANCILLARY_BYTES = socket.CMSG_SPACE(20)
 
 
 class DnsListener:
@@ -109,30 +117,30 @@ class DnsListener:
         self._forget_old_responses()  # nothing changes while a batch is read
         for _ in range(min(BATCH, available)):
             try:
-                data, source = channel.recvfrom(MAX_QUERY)
+                data, ancillary, _, source = channel.recvmsg(MAX_QUERY, ANCILLARY_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
                 continue
             self._queries -= 1
-            self._handle_packet(channel, data, source)
+            self._handle_packet(data, Peer(channel, source, ancillary))
 
     def _resume(self) -> None:
         self._resuming = None
         for channel in self._sockets:
             self._loop.add_reader(channel, self._read, channel)
 
-    def _handle_packet(self, channel: socket.socket, data: bytes, source: Source) -> None:
-        if not self._accepts(source[0]):
+    def _handle_packet(self, data: bytes, peer: "Peer") -> None:
+        if not self._accepts(peer.source[0]):
             return
         if (known := self._responses.get(data[2:])) is not None:
-            send(channel, data[:2] + known, source)
+            peer.send(data[:2] + known)
             return
         query, response = self._own_response(data, None)
         if isinstance(response, bytes):
-            send(channel, response, source)
+            peer.send(response)
         elif query is not None and response is not None:
-            self._wait(channel, query, response, source)
+            self._wait(query, response, peer)
 
     def _forget_old_responses(self) -> None:
         if (state := self._resolver.state()) != self._state:
@@ -172,16 +180,14 @@ class DnsListener:
             self._responses.clear()
         self._responses[data[2:]] = response[2:]
 
-    def _wait(self, channel: socket.socket, query: Query, forwarded: Forwarded, source: Source) -> None:
+    def _wait(self, query: Query, forwarded: Forwarded, peer: "Peer") -> None:
         """Answer a query when other servers have answered. With too many such queries, clients have to repeat it."""
         if len(self._waiting) >= MAX_WAITING:
             return
         self._queries -= FORWARDED_COST - 1
 
         async def answer() -> None:
-            response = await self._forwarded_response(query, forwarded, query.udp_size)
-            if channel.fileno() >= 0:
-                send(channel, response, source)
+            peer.send(await self._forwarded_response(query, forwarded, query.udp_size))
 
         task = self._group.create_task(answer(), name=f"dns-{self._resolver.client}")
         self._waiting.add(task)
@@ -233,6 +239,31 @@ class DnsListener:
         return await self._forwarded_response(query, response, MAX_TCP)
 
 
+class Peer(NamedTuple):
+    """Client of a packet."""
+
+    channel: socket.socket
+    source: Source
+    ancillary: Ancillary
+    """The address to which the client sent the packet, if the socket is bound to all addresses."""
+
+    def send(self, response: bytes) -> None:
+        """Send a packet from the address that the client called. One that cannot be sent now is lost."""
+        with suppress(OSError):
+            if self.ancillary:
+                self.channel.sendmsg([response], list(map(own_address, self.ancillary)), 0, self.source)
+            else:
+                self.channel.sendto(response, self.source)
+
+
+def own_address(item: tuple[int, int, bytes]) -> tuple[int, int, bytes]:
+    """Return the ancillary data that makes the destination of a received packet the source of the next one."""
+    level, type, data = item
+    if level == socket.IPPROTO_IP:
+        return level, type, IPV4_DESTINATION.pack(0, IPV4_DESTINATION.unpack(data)[1], bytes(4))
+    return item
+
+
 def udp_socket(family: int, address: Source) -> socket.socket:
     """Return a socket that is bound to an address."""
     found = socket.socket(family, socket.SOCK_DGRAM)
@@ -240,14 +271,12 @@ def udp_socket(family: int, address: Source) -> socket.socket:
         found.setblocking(False)
         if family == socket.AF_INET6:
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as the server for TCP does
+        if address[0] == "0.0.0.0":
+            found.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+        elif address[0] == "::":
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
         found.bind(address)
     except OSError:
         found.close()
         raise
     return found
-
-
-def send(channel: socket.socket, response: bytes, source: Source) -> None:
-    """Send a packet; one that cannot be sent now is lost, as in a network."""
-    with suppress(OSError):
-        channel.sendto(response, source)

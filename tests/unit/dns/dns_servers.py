@@ -93,11 +93,12 @@ async def ask(port: int, name: str, type: int = Type.A) -> tuple[Code, list[str]
     return answer.code, [str(ipaddress.ip_address(each.data)) for each in answer.records if each.type == Type.A]
 
 
-async def sent(port: int, message: bytes, timeout: float = 5.0) -> bytes:
-    loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+async def sent(port: int, message: bytes, timeout: float = 5.0, address: str = "127.0.0.1") -> bytes:
+    """Return the response to a packet, which must come from the address that it was sent to."""
+    loop, family = asyncio.get_running_loop(), socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as channel:
         channel.setblocking(False)
-        channel.connect(("127.0.0.1", port))
+        channel.connect((address, port))
         channel.send(message)
         async with asyncio.timeout(timeout):
             return await loop.sock_recv(channel, 65535)

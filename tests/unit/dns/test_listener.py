@@ -137,6 +137,17 @@ async def test_queries_of_other_networks_get_no_answer() -> None:
             await sent_over_tcp(listener.port, encode_query(7, wire_name("a"), Type.A))
 
 
+@pytest.mark.parametrize(("bound", "called"), [("0.0.0.0", "127.0.0.2"), ("::", "::1")])
+async def test_response_comes_from_the_called_address(bound: str, called: str) -> None:
+    names, sources = cluster(), (LOOPBACK, ipaddress.ip_network("::1/128"))
+    async with asyncio.TaskGroup() as group:
+        listener = DnsListener(Resolver("blue", lambda: names, lambda: Rules(source_ranges=sources)), group)
+        await listener.start(bound, *free_ports(1))
+        message = encode_query(7, wire_name(f"web.default.svc.{DOMAIN}"), Type.A)
+        assert code_of(await sent(listener.port, message, address=called)) == Code.NOERROR
+        await listener.stop()
+
+
 async def test_clients_of_other_clusters_get_no_answer() -> None:
     names = cluster()
     foreign = {"127.0.0.1"}
