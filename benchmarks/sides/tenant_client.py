@@ -71,7 +71,7 @@ class Instant(NamedTuple):
 
 @dataclass
 class TenantPods:
-    """The pods of a tenant."""
+    """Replaces pods of one tenant, and measures the time until their twins exist."""
 
     spec: TenantSpec
     client: Client

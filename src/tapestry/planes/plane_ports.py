@@ -27,7 +27,7 @@ class PortServer(Protocol):
 
 @dataclass(frozen=True)
 class PortUse:
-    """What planes have ports for."""
+    """Use of a range of ports, of which each plane has one."""
 
     option: str = "--port-range"
     """Option with the range of these ports."""

@@ -49,7 +49,7 @@ INTERNAL_ERROR = "InternalError"
 
 
 QuotaDemand = bytes
-"""What quotas count of a pod. Equal demands get the same decision."""
+"""Amounts of a pod that quotas count. Equal demands get the same decision."""
 
 
 @dataclass(frozen=True)
