@@ -71,7 +71,7 @@ class Instant(NamedTuple):
 
 @dataclass
 class TenantPods:
-    """Replaces pods of one tenant, and measures the time until their twins exist."""
+    """The pods of one tenant in a churn."""
 
     spec: TenantSpec
     client: Client
