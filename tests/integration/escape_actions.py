@@ -12,7 +12,7 @@ from tapestry.kube.objects import Object, annotations_of, is_deleting, object_na
 from tapestry.kube.resources import NAMESPACES, PODS
 from tapestry.tenants.host_connection import SHARED_NAMESPACE
 
-from .escape_objects import ACCEPTED, REJECTED, SLICES
+from .escape_objects import ACCEPTED, REJECTED, SLICES, VOLUMES
 from .escape_requests import PODS as POD_PATH
 from .escape_requests import SERVICES
 from .escaping_tenant import CANARY, TIMEOUT, EscapingTenant
@@ -188,7 +188,27 @@ async def deny_every_write(tenant: EscapingTenant) -> None:
             pass  # until the policy is active
 
 
+def released_volume(name: str) -> Act:
+    """Release a volume with a name of the victim, so that the syncer deletes it. Only the one of the plane may go."""
+
+    async def act(tenant: EscapingTenant) -> None:
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "1Gi"},
+            "csi": {"driver": keys.HOST_VOLUME_DRIVER, "volumeHandle": name},
+            "persistentVolumeReclaimPolicy": "Delete",
+            "claimRef": {"namespace": "default", "name": "gone", "uid": "00000000-0000-4000-8000-000000000000"},
+        }
+        await written(tenant, VOLUMES, {"metadata": {"name": name}, "spec": spec})
+        async with asyncio.timeout(TIMEOUT):
+            while (await tenant.request("GET", f"{VOLUMES}/{name}"))[0] in ACCEPTED:
+                await tenant.request("PATCH", f"{VOLUMES}/{name}/status", {"status": {"phase": "Released"}})
+
+    return act
+
+
 ACTIONS: dict[str, Act] = {
+    **{f"released volume {each}": released_volume(each) for each in ("<victim-twin>", "<victim-service>")},
     **{f"Service at {each}": service_at(each) for each in ("127.0.0.1", "169.254.169.254", "<victim-ip>")},
     "address of the victim in a status": forged_status(podIP="<victim-ip>", podIPs=[{"ip": "<victim-ip>"}]),
     "address of loopback in a status": forged_status(podIP="127.0.0.1", podIPs=[{"ip": "127.0.0.1"}]),
