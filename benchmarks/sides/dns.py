@@ -83,7 +83,9 @@ async def all_rates(seconds: str) -> dict[str, dict[str, float]]:
     found = {"echo": await rate_of("echo", await echo_port(), seconds)}
     names = cluster()
     async with asyncio.TaskGroup() as group:
-        listener = DnsListener(Resolver("bench", lambda: names, lambda: Rules(source_ranges=(LOOPBACK,))), group)
+        listener = DnsListener(
+            Resolver("bench", wire_name(DOMAIN), lambda: names, lambda: Rules(source_ranges=(LOOPBACK,))), group
+        )
         await listener.start("127.0.0.1", 0)
         for kind in NAMES:
             if kind != "echo":
@@ -101,7 +103,7 @@ async def flooded(seconds: float) -> dict[str, float]:
     names = cluster()
     found: dict[str, float] = {}
     async with asyncio.TaskGroup() as group:
-        resolver = Resolver("bench", lambda: names, lambda: Rules(source_ranges=(LOOPBACK,)))
+        resolver = Resolver("bench", wire_name(DOMAIN), lambda: names, lambda: Rules(source_ranges=(LOOPBACK,)))
         victim, other = DnsListener(resolver, group), DnsListener(resolver, group)
         for each in (victim, other):
             await each.start("127.0.0.1", 0)
@@ -194,7 +196,10 @@ def idle(count: str) -> dict[str, float]:
 async def idle_kilobytes(count: int) -> float:
     async with asyncio.TaskGroup() as group:
         before = held_bytes()
-        found = [DnsListener(Resolver(str(number), lambda: None, lambda: None), group) for number in range(count)]
+        found = [
+            DnsListener(Resolver(str(number), wire_name(DOMAIN), lambda: None, lambda: None), group)
+            for number in range(count)
+        ]
         for each in found:
             await each.start("127.0.0.1", 0)
         grown = held_bytes() - before

@@ -62,6 +62,8 @@ class Resolver:
 
     client: str
     """Id of the cluster."""
+    domain: bytes
+    """Domain of the names of the cluster, in wire format."""
     names: Callable[[], ClusterNames | None]
     """Return the names of the cluster; None if they are not known now."""
     rules: Callable[[], Rules | None]
@@ -82,7 +84,7 @@ class Resolver:
     def known_answer(self, query: Query) -> Answer | Forwarded:
         """Return the answer to a query, or the name that other servers have to resolve."""
         rules, names = self.rules(), self.names()
-        if names is None or rules is None:
+        if rules is None:
             return Answer(Code.SERVFAIL)
         found = self._own_answer(query, names, rules)
         if not isinstance(found, Forwarded):
@@ -97,14 +99,15 @@ class Resolver:
         cached = self.forwarder.cached_answer(self.client, name, query.type)
         return found if cached is None else allowed_answer(cached, aliases, rules)
 
-    def _own_answer(self, query: Query, names: ClusterNames, rules: Rules) -> Answer | Forwarded:
+    def _own_answer(self, query: Query, names: ClusterNames | None, rules: Rules) -> Answer | Forwarded:
         if query.type in META_TYPES or query.type in (0, Type.OPT):
             return Answer(Code.REFUSED)
-        if is_within(query.name, names.domain):
-            return self._cluster_answer(names, query)
-        if is_within(query.name, IN_ADDR) or is_within(query.name, IP6):
-            return self._reverse_answer(names, query, rules)
-        return Forwarded([], query.name)
+        is_of_cluster = is_within(query.name, self.domain)
+        if not (is_of_cluster or is_within(query.name, IN_ADDR) or is_within(query.name, IP6)):
+            return Forwarded([], query.name)
+        if names is None:
+            return Answer(Code.SERVFAIL)
+        return self._cluster_answer(names, query) if is_of_cluster else self._reverse_answer(names, query, rules)
 
     def _cluster_answer(self, names: ClusterNames, query: Query) -> Answer | Forwarded:
         """Follow aliases within the cluster."""
@@ -117,7 +120,7 @@ class Resolver:
                 return replace(answer, records=records) if len(records) > 1 else answer
             aliases += answer.records
             name = answer.records[0].data
-            if not is_within(name, names.domain):
+            if not is_within(name, self.domain):
                 return Forwarded(aliases, name)
         return Answer(Code.SERVFAIL)
 

@@ -18,6 +18,7 @@ from tapestry.controller import ObjectCache
 from tapestry.dns.cluster_names import ClusterNames
 from tapestry.dns.forwarding import Forwarder
 from tapestry.dns.listener import DnsListener
+from tapestry.dns.messages import wire_name
 from tapestry.dns.resolver import Range, Resolver, Rules
 from tapestry.dns.resolver_config import ResolverConfig, parsed_servers
 from tapestry.kube.crds import InvalidSpec, decode_spec
@@ -30,6 +31,7 @@ from tapestry.syncer.translate.pod_dns import CLUSTER_DOMAIN
 from tapestry.syncer.translate.services import SERVICE_NAME
 from tapestry.tenants.network_rules import PRIVATE, Destinations, forbidden_ranges, parsed_ranges
 
+DOMAIN = wire_name(CLUSTER_DOMAIN)
 DNS_PORTS = PortUse("--dns-port-range", "dnsPort")
 LOOPBACK = tuple(ipaddress.ip_network(each) for each in ("127.0.0.0/8", "::1/128"))
 
@@ -92,6 +94,7 @@ class TenantDns:
         """Listen for the pods of a plane. Raises OSError."""
         resolver = Resolver(
             plane_id,
+            DOMAIN,
             names=lambda: self.names(plane_id),
             rules=lambda: self.rules(plane_id),
             is_foreign=lambda address: self.is_foreign(plane_id, address),

@@ -57,7 +57,7 @@ async def running(
     given = Rules(servers, **{"source_ranges": (LOOPBACK,), "refused_ranges": (PRIVATE,), **rules})
     found = cluster()
     async with asyncio.TaskGroup() as group:
-        listener = DnsListener(Resolver("blue", names or (lambda: found), lambda: given), group)
+        listener = DnsListener(Resolver("blue", wire_name(DOMAIN), names or (lambda: found), lambda: given), group)
         await listener.start("127.0.0.1", *free_ports(1))
         try:
             yield listener
@@ -141,7 +141,9 @@ async def test_queries_of_other_networks_get_no_answer() -> None:
 async def test_response_comes_from_the_called_address(bound: str, called: str) -> None:
     names, sources = cluster(), (LOOPBACK, ipaddress.ip_network("::1/128"))
     async with asyncio.TaskGroup() as group:
-        listener = DnsListener(Resolver("blue", lambda: names, lambda: Rules(source_ranges=sources)), group)
+        listener = DnsListener(
+            Resolver("blue", wire_name(DOMAIN), lambda: names, lambda: Rules(source_ranges=sources)), group
+        )
         await listener.start(bound, *free_ports(1))
         message = encode_query(7, wire_name(f"web.default.svc.{DOMAIN}"), Type.A)
         assert code_of(await sent(listener.port, message, address=called)) == Code.NOERROR
@@ -152,7 +154,9 @@ async def test_clients_of_other_clusters_get_no_answer() -> None:
     names = cluster()
     foreign = {"127.0.0.1"}
     async with asyncio.TaskGroup() as group:
-        resolver = Resolver("blue", lambda: names, lambda: Rules(source_ranges=(LOOPBACK,)), foreign.__contains__)
+        resolver = Resolver(
+            "blue", wire_name(DOMAIN), lambda: names, lambda: Rules(source_ranges=(LOOPBACK,)), foreign.__contains__
+        )
         listener = DnsListener(resolver, group)
         await listener.start("127.0.0.1", *free_ports(1))
         with pytest.raises(TimeoutError):
@@ -178,8 +182,13 @@ async def test_bad_queries_get_short_errors(message: bytes, code: Code) -> None:
 
 
 async def test_cluster_whose_names_are_unknown_gets_an_error() -> None:
-    async with running(names=lambda: None) as listener:
+    async with (
+        running_upstream({"example.com": ["192.0.2.7"]}) as upstream,
+        running(upstream, names=lambda: None) as listener,
+    ):
         assert await ask(listener.port, f"web.default.svc.{DOMAIN}") == (Code.SERVFAIL, [])
+        assert await ask(listener.port, "1.0.0.10.in-addr.arpa", Type.PTR) == (Code.SERVFAIL, [])
+        assert await ask(listener.port, "example.com") == (Code.NOERROR, ["192.0.2.7"])
 
 
 async def test_failure_affects_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
