@@ -1,0 +1,234 @@
+"""Admission of virtual clusters: what holds for every write, by REST, by gRPC, by kubectl or in the process.
+
+It sets what the writer leaves out: the project of the namespace, the owner, the finalizer, and the operation that a
+change of the desired state needs. It rejects what the engine cannot do, what the phase does not allow, and what exceeds
+a quota. Only the orchestrator writes a status.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from tapestry.apis.keys import PREFIX, VCLUSTER_FINALIZER
+from tapestry.apis.projects import QUOTAS
+from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
+from tapestry.apiserver.core.requests import AdmissionPlugin, CallOrigin, User, WriteRequest
+from tapestry.apiserver.core.store import Key, ObjectVersion, Store
+from tapestry.kube.errors import ApiError
+from tapestry.kube.objects import Object, annotations_of, name_of, uid_of, value_at, with_value
+from tapestry.kube.resources import NAMESPACES
+from tapestry.vclusters.errors import (
+    ServiceError,
+    Violation,
+    deletion_protected,
+    field_invalid,
+    not_found,
+    operation_in_progress,
+    permission_denied,
+    phase_not_allowed,
+    quota_exceeded,
+)
+from tapestry.vclusters.lifecycle import allowed_phases, may_wait, start_event
+from tapestry.vclusters.operations import operation_id
+from tapestry.vclusters.quota import Charge, vcluster_charge, violations
+from tapestry.vclusters.validation import Provided, check_spec, check_update
+
+PROJECT_ANNOTATION = PREFIX + "project"
+"""Annotation of a namespace with the project that it belongs to."""
+NOT_DESIRED = frozenset({"operation", "project", "owner", "engine", "expireTime", "deletionProtection"})
+"""Fields whose change needs no operation."""
+SCALED = frozenset({"resources", "replicas"})
+CARRIED = ("project", "owner", "engine")
+"""Fields that a writer may leave out, and that do not change then."""
+Allow = Callable[[User, str, str], None]
+"""Raise ServiceError unless a user may call a method in a project."""
+
+
+def allow_all(_: User, __: str, ___: str) -> None:
+    """Allow every call that the authorizer of the management API allows."""
+
+
+@dataclass
+class VClusterAdmission:
+    """The steps of the admission plugin for virtual clusters."""
+
+    store: Store
+    provided: Provided
+    allow: Allow = allow_all
+    _charges: dict[Key, tuple[int, Charge]] = field(default_factory=dict)
+    """Charges of stored virtual clusters, by revision."""
+
+    async def admit(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
+        if request.origin is CallOrigin.CONTROLLER:
+            return new
+        try:
+            if request.target.subresource:
+                raise permission_denied("write the status of", f"virtual cluster {name_of(new)}")
+            return self._admit_create(request, new) if old is None else self._admit_update(request, old, new)
+        except ServiceError as error:
+            raise api_error(error) from error
+
+    async def admit_delete(self, request: WriteRequest, current: Object) -> None:
+        if request.origin is CallOrigin.CONTROLLER:
+            return
+        try:
+            self.allow(request.user, "DeleteVCluster", current["spec"]["project"])
+            if current["spec"].get("deletionProtection"):
+                raise deletion_protected(name_of(current))
+        except ServiceError as error:
+            raise api_error(error) from error
+
+    def _admit_create(self, request: WriteRequest, new: Object) -> Object:
+        namespace = request.target.namespace
+        project = self._project_of(namespace) or new["spec"].get("project")
+        if not project:
+            text = f"must be set, because the namespace {namespace} belongs to no project yet"
+            raise field_invalid(Violation("spec.project", text))
+        if new["spec"].get("project") not in (None, "", project):
+            raise not_found("Namespace", namespace)
+        self.allow(request.user, "CreateVCluster", project)
+        spec = {**new["spec"], "project": project, "owner": request.user.name}
+        spec["operation"] = spec.get("operation") or new_operation(Verb.CREATE, request.user, new)
+        check_operation(spec["operation"], request.user)
+        if spec["operation"]["verb"] not in (Verb.CREATE, Verb.RESTORE):
+            raise field_invalid(Violation("spec.operation.verb", "must be Create or Restore for a new virtual cluster"))
+        check_spec(spec, self.provided)
+        finalizers = [*value_at(new, "metadata", "finalizers", default=[])]
+        if VCLUSTER_FINALIZER not in finalizers:
+            finalizers.append(VCLUSTER_FINALIZER)
+        result = with_value({**new, "spec": spec}, ("metadata", "finalizers"), finalizers)
+        self._charge(request, None, result)
+        return result
+
+    def _admit_update(self, request: WriteRequest, old: Object, new: Object) -> Object:
+        before = old["spec"]
+        spec = {**new["spec"], **{name: new["spec"].get(name) or before.get(name) for name in CARRIED}}
+        spec = {key: value for key, value in spec.items() if value is not None}
+        check_update(before, spec)
+        operation = before.get("operation")
+        spec["operation"] = spec.get("operation") or operation
+        changed = {key for key in before.keys() | spec.keys() if before.get(key) != spec.get(key)}
+        if desired := changed - NOT_DESIRED:
+            check_spec(spec, self.provided)
+            if spec["operation"] == operation:
+                spec["operation"] = new_operation(verb_of(desired, spec), request.user, new)
+        verb = Verb(spec["operation"]["verb"]) if spec["operation"] and spec["operation"] != operation else None
+        self.allow(request.user, f"{verb or Verb.UPDATE}VCluster", spec["project"])
+        if verb is not None and not is_cancellation(operation, spec["operation"]):
+            check_operation(spec["operation"], request.user)
+            check_phase(old, verb)
+        if VCLUSTER_FINALIZER in value_at(old, "metadata", "finalizers", default=[]):
+            finalizers = value_at(new, "metadata", "finalizers", default=[])
+            if VCLUSTER_FINALIZER not in finalizers:
+                raise permission_denied("remove the finalizer of", f"virtual cluster {name_of(new)}")
+        result = {**new, "spec": {key: value for key, value in spec.items() if value is not None}}
+        self._charge(request, old, result)
+        return result
+
+    # -- project and quota
+
+    def _project_of(self, namespace: str, *, besides: str = "") -> str:
+        """Return the project of a namespace: that of its annotation, else that of its virtual clusters."""
+        found = self.store.head(NAMESPACES.name, "", namespace)
+        if found is not None and (project := annotations_of(msgspec.json.decode(found.raw)).get(PROJECT_ANNOTATION)):
+            return project
+        heads = self.store.heads(VCLUSTERS.name, namespace)
+        return next((self._charge_of(each).project for each in heads if each.key.name != besides), "")
+
+    def _charge(self, request: WriteRequest, old: Object | None, new: Object) -> None:
+        """Check the quota now, for its message, and again when the object is written."""
+        key = Key(VCLUSTERS.name, request.target.namespace, name_of(new))
+        before, after = vcluster_charge(old) if old is not None else None, vcluster_charge(new)
+        if exceeded := self._exceeded(key, before, after):
+            raise quota_exceeded(after.project, exceeded)
+        request.claim = partial(self._is_free, key, before, after)
+
+    def _is_free(self, key: Key, before: Charge | None, after: Charge) -> bool:
+        project = self._project_of(key.namespace, besides=key.name)
+        return project in ("", after.project) and not self._exceeded(key, before, after)
+
+    def _exceeded(self, key: Key, before: Charge | None, after: Charge) -> list[Violation]:
+        quotas = [each for each in self._quotas() if each["spec"]["project"] == after.project]
+        if not quotas:
+            return []
+        heads = self.store.heads(VCLUSTERS.name)
+        if len(self._charges) > 2 * len(heads) + 100:
+            self._charges.clear()  # of virtual clusters that are gone
+        others = [self._charge_of(each) for each in heads if each.key != key]
+        return [each for quota in quotas for each in violations(quota, others, before, after)]
+
+    def _quotas(self) -> Iterator[Object]:
+        return (msgspec.json.decode(each.raw) for each in self.store.heads(QUOTAS.name))
+
+    def _charge_of(self, version: ObjectVersion) -> Charge:
+        known = self._charges.get(version.key)
+        if known is None or known[0] != version.revision:
+            known = self._charges[version.key] = version.revision, vcluster_charge(msgspec.json.decode(version.raw))
+        return known[1]
+
+
+def vcluster_plugin(store: Store, provided: Provided, allow: Allow = allow_all) -> AdmissionPlugin:
+    """Build the plugin of the management API: `run_planes(admission=partial(vcluster_plugin, provided=...))`."""
+    admission = VClusterAdmission(store, provided, allow)
+    return AdmissionPlugin(frozenset({VCLUSTERS.name}), admission.admit, admission.admit_delete)
+
+
+def new_operation(verb: Verb, user: User, vcluster: Object) -> Object:
+    """Return the operation for a write that says only what is desired."""
+    return operation_of(verb, user, f"{uid_of(vcluster)}/{value_at(vcluster, 'metadata', 'generation', default=0)}")
+
+
+def operation_of(verb: Verb, user: User, request_id: str) -> Object:
+    id = operation_id(user.name, f"{verb}VCluster", request_id)
+    return {"id": id, "verb": verb.value, "principal": user.name, "requestId": request_id}
+
+
+def check_operation(operation: Object, user: User) -> None:
+    """Reject an operation in the name of another user, or with an id that another request may have."""
+    if operation.get("principal") != user.name:
+        raise field_invalid(Violation("spec.operation.principal", f"must be {user.name}"))
+    expected = operation_id(user.name, f"{operation['verb']}VCluster", operation.get("requestId") or "")
+    if not operation.get("requestId") or operation["id"] != expected:
+        raise field_invalid(Violation("spec.operation.id", "must be the hash of principal, method and requestId"))
+
+
+def check_phase(vcluster: Object, verb: Verb) -> None:
+    """Raise ServiceError unless an operation may start now, or may wait for the running one."""
+    name, journal = name_of(vcluster), value_at(vcluster, "status", "journal")
+    if verb is Verb.DELETE:
+        return
+    waiting = value_at(vcluster, "spec", "operation")
+    known = {value_at(vcluster, "status", "lastOperation"), journal["id"] if journal else None}
+    if waiting and waiting["id"] not in known:
+        raise operation_in_progress(name, waiting["id"])
+    if journal:
+        if not may_wait(verb, Verb(journal["verb"])):
+            raise operation_in_progress(name, journal["id"])
+        return
+    phase = Phase(value_at(vcluster, "status", "phase", default=Phase.PENDING))
+    if start_event(verb, phase) is None:
+        raise phase_not_allowed(name, verb, phase, allowed_phases(verb))
+
+
+def is_cancellation(before: Object | None, after: Object) -> bool:
+    return before is not None and {**before, "cancelled": True} == after
+
+
+def verb_of(changed: set[str], spec: Object) -> Verb:
+    """Return the verb for a change of the desired state."""
+    if "suspended" in changed:
+        return Verb.SUSPEND if spec.get("suspended") else Verb.RESUME
+    return Verb.SCALE if changed <= SCALED else Verb.UPDATE
+
+
+CAUSE = "VClusterError"
+
+
+def api_error(error: ServiceError) -> ApiError:
+    """Return the error of the management API for an error of the service, which it contains."""
+    cause = {"reason": CAUSE, "message": msgspec.json.encode(error.body()).decode()}
+    code = {400: 422, 404: 404, 409: 409, 429: 403}.get(error.http_status, 403)
+    reason = {422: "Invalid", 404: "NotFound", 409: "Conflict"}.get(code, "Forbidden")
+    return ApiError(code, reason, f"{error.reason}: {error.message}", details={"causes": [cause]})
