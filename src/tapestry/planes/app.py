@@ -27,6 +27,7 @@ from tapestry.client.client import Client
 from tapestry.controller import Manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.errors import KubeError
+from tapestry.kube.objects import name_of
 from tapestry.planes import plane_controller, plane_ports
 from tapestry.planes.config import PlanesConfig, management_server_config, planes_prefix
 from tapestry.planes.credential_routes import credential_routes
@@ -48,7 +49,7 @@ from tapestry.planes.plane_keys import PlaneKeys
 from tapestry.planes.plane_listener import PlaneListener
 from tapestry.planes.plane_names import PlaneNames
 from tapestry.planes.plane_ports import PlanePorts
-from tapestry.planes.plane_set import PlaneSet
+from tapestry.planes.plane_set import PlaneEntry, PlaneSet
 from tapestry.planes.plane_tls import PlaneTls
 from tapestry.planes.processes import Processes
 from tapestry.planes.sealing import GroupKey, load_group_key
@@ -207,7 +208,19 @@ async def run_controller(process: PlaneProcess, group_key: GroupKey | None) -> A
     )
 
     def install_ports(each: Manager) -> None:
-        plane_ports.install(each, "plane-ports", config.name, endpoints.ports)
+        def is_known(id: str) -> bool:
+            """Return whether the listener has the certificate of a plane, which follows its record at the start."""
+            return process.plane_set.get(id) is not None
+
+        planes = each.informer(PLANES)
+        controller = plane_ports.install(each, "plane-ports", config.name, endpoints.ports, is_known=is_known)
+
+        def recheck(entry: PlaneEntry) -> None:
+            for plane in planes.store.list():
+                if plane_id(plane) == entry.id:
+                    controller.queue.add(name_of(plane))
+
+        process.plane_set.on_change(recheck)
 
     manager.register("plane-ports", install_ports)
     async with asyncio.TaskGroup() as group:

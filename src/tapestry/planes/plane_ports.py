@@ -114,6 +114,8 @@ class PortReconciler:
     client: Client
     is_needed: Callable[[str], bool]
     """Return whether a plane gets a port, by its id."""
+    is_known: Callable[[str], bool]
+    """Return whether connections for a plane can be accepted. A port that it had before is kept until then."""
     _ids: dict[str, str] = field(default_factory=dict)
     """Ids of planes with a port, by the name of their record."""
 
@@ -129,6 +131,8 @@ class PortReconciler:
         former = value_at(plane, "status", use.field)
         if not is_needed:
             await self._write(plane, None, "")
+            return None
+        if not self.is_known(id):
             return None
         self._ids[name] = id
         try:
@@ -150,11 +154,17 @@ class PortReconciler:
 
 
 def install(
-    manager: Manager, name: str, process: str, ports: PlanePorts, is_needed: Callable[[str], bool] = lambda _: True
+    manager: Manager,
+    name: str,
+    process: str,
+    ports: PlanePorts,
+    *,
+    is_needed: Callable[[str], bool] = lambda _: True,
+    is_known: Callable[[str], bool] = lambda _: True,
 ) -> Controller:
     """Add the controller of some ports to a manager of the management API, and return it."""
     planes = manager.informer(PLANES)
-    reconciler = PortReconciler(process, ports, planes, manager.client, is_needed)
+    reconciler = PortReconciler(process, ports, planes, manager.client, is_needed, is_known)
     controller = manager.controller(name, reconciler.reconcile)
     controller.watch(planes)
     return controller

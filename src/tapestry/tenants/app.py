@@ -188,7 +188,7 @@ def install_dns_ports(manager: Manager, process: PlaneProcess, ports: PlanePorts
         wanted = plane_of(binding) if is_tenant(binding) else ""
         return (name_of(each) for each in planes.store.list() if plane_id(each) == wanted)
 
-    controller = plane_ports.install(manager, "dns-ports", process.config.name, ports, is_needed)
+    controller = plane_ports.install(manager, "dns-ports", process.config.name, ports, is_needed=is_needed)
     controller.watch(bindings, planes_of)
 
 

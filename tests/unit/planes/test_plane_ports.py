@@ -4,6 +4,8 @@ import random
 import socket
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -11,8 +13,10 @@ import yaml
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
+from tapestry.controller.store import Store
 from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.planes import plane_ports
+from tapestry.planes.plane_ports import PlanePorts, PortReconciler
 
 from .plane_processes import (
     TIMEOUT,
@@ -91,6 +95,24 @@ async def test_planes_keep_their_ports_after_a_restart(tmp_path: Path, first: in
         await issue(management, tmp_path / "again", ownPort=True)
         assert await is_accepted(tmp_path / "admin")
         assert (await management.get(PLANES, "two"))["status"]["port"] == first + 2
+
+
+async def test_former_port_is_closed_until_its_plane_is_known() -> None:
+    status = {"id": "one-id", "holder": "here", "port": 7001}
+    record, opened, known = {"metadata": {"name": "one"}, "status": status}, list[int](), set[str]()
+
+    async def listen(_: str, port: int, __: str) -> Any:
+        opened.append(port)
+
+    planes: Any = SimpleNamespace(store=Store[Object]())
+    planes.store.put("one", record)
+    ports, client = PlanePorts(listen, "127.0.0.1", range(7000, 7003)), Client(cast(Any, None))
+    reconciler = PortReconciler("here", ports, planes, client, lambda _: True, known.__contains__)
+    await reconciler.reconcile("one")
+    assert opened == []
+    known.add(plane_id(record))
+    await reconciler.reconcile("one")
+    assert opened == [7001]
 
 
 async def test_port_is_free_again_when_its_plane_is_deleted(tmp_path: Path, first: int) -> None:
