@@ -19,7 +19,7 @@ from tapestry.controller.config import LeaderElection, ManagerConfig, Metrics, P
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.planes.app import PlaneProcess, client_of
 from tapestry.planes.management import apply_definition, process_identity
-from tapestry.vclusters import orchestrator
+from tapestry.vclusters import operation_sweeper, orchestrator
 from tapestry.vclusters.engines.native import NativeEngine, vcluster_keys
 from tapestry.vclusters.validation import Provided
 
@@ -32,6 +32,7 @@ async def run_vclusters(process: PlaneProcess) -> AsyncIterator[None]:
     await prepare_management_api(client_of(process.management))
     manager = vclusters_manager(process)
     manager.register("vclusters", partial(install, process=process))
+    manager.register("operation-sweeper", operation_sweeper.install)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(manager.run(), name="vclusters")
         try:
