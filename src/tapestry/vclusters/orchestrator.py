@@ -160,7 +160,7 @@ class Orchestrator:
             async with asyncio.timeout(left):
                 data = await self._engine(vcluster).run(name, vcluster, journal)
         except StepNotDone as error:
-            await self._write(vcluster, phase, journal, {"message": str(error)})
+            await self._write(vcluster, phase, journal, {"message": operations.truncated(str(error))})
             return Result(requeue_after=min(POLL_SECONDS, left))
         except StepFailed as error:
             problem = OperationError(error.code, error.reason, operations.truncated(str(error)))
