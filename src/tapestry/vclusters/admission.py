@@ -119,6 +119,8 @@ class VClusterAdmission:
         if verb is not None and not is_cancellation(operation, spec["operation"]):
             check_operation(spec["operation"], request.user)
             check_phase(old, verb)
+            if verb is Verb.DELETE and spec.get("deletionProtection"):
+                raise deletion_protected(name_of(new))
         if VCLUSTER_FINALIZER in value_at(old, "metadata", "finalizers", default=[]):
             finalizers = value_at(new, "metadata", "finalizers", default=[])
             if VCLUSTER_FINALIZER not in finalizers:
