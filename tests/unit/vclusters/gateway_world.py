@@ -114,9 +114,9 @@ class GatewayWorld:
 
 
 @asynccontextmanager
-async def gateway_world(folder: Path) -> AsyncIterator[GatewayWorld]:
+async def gateway_world(folder: Path, service: EchoService | None = None) -> AsyncIterator[GatewayWorld]:
     """Serve two projects: alice is an editor of `shop`, vera a viewer of it, and root is a platform admin."""
-    clock, service = Clock(), EchoService()
+    clock, service = Clock(), service or EchoService()
     projects = [
         (
             "shop",
