@@ -13,6 +13,7 @@ from typing import Any
 from tapestry.apiserver.assembly import ServerThreads
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.epochs import EpochLost
+from tapestry.client.transport import Transport
 from tapestry.planes.heap import Heap
 from tapestry.planes.open_plane import OpenPlane, SyncerRule, open_plane
 from tapestry.planes.plane_data import PlaneHold
@@ -112,6 +113,11 @@ class PlaneSet:
     def config_of(self, plane_id: str) -> ApiServerConfig | None:
         entry = self._entries.get(plane_id)
         return entry.config if entry is not None else None
+
+    def syncer_transport(self, plane_id: str) -> Transport | None:
+        """Return a transport of the syncer to a plane, which the caller closes; None unless the plane is open."""
+        entry = self._entries.get(plane_id)
+        return entry.plane.syncer_transport() if entry is not None and entry.plane is not None else None
 
     def restrict_to_syncer(self, plane_id: str, rule: SyncerRule | None) -> None:
         """Let only the syncer of a plane write its nodes, now and whenever the plane opens; None ends that.

@@ -129,7 +129,9 @@ def install(
     )
     host_clusters.install(manager, clusters, process.processes.is_candidate)
     leftovers.install(manager, clusters, process.processes.is_candidate)
-    recheck = tenant_controller.install(manager, clusters, tenants, preparation, attendance.is_responsible)
+    recheck = tenant_controller.install(
+        *(manager, clusters, tenants, preparation, attendance.is_responsible, plane_set.syncer_transport)
+    )
     recheck_reclaim = reclaim_controller.install(manager, clusters, attendance.is_attended)
     management = ManagementCaches(
         bindings=PartViews(bindings, uid_of, name_of),

@@ -1,5 +1,7 @@
 """Controller of tenants: prepares the host cluster of each, lets its syncer run, and removes what it had.
 
+Of a removed tenant, also the virtual nodes in its plane are deleted, if the plane is open.
+
 A process takes care of the tenants whose planes it holds. A binding without a plane is the work of the process that
 would take the plane.
 """
@@ -13,6 +15,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of,
 from tapestry.apis.hostclusters import HOST_CLUSTER, HOST_CLUSTERS
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.client.client import Client
+from tapestry.client.transport import Transport
 from tapestry.controller import Informer, Manager, Result, Terminal, generation_changed
 from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.crds import InvalidSpec, decode_spec
@@ -30,6 +33,7 @@ from tapestry.tenants.plane_deletion import is_too_late
 from tapestry.tenants.tenant_binding import TenantAddresses
 from tapestry.tenants.tenant_preparation import Preparation
 from tapestry.tenants.tenant_set import Tenant, TenantSet
+from tapestry.tenants.virtual_node_removal import remove_virtual_nodes
 
 log = logger(__name__)
 
@@ -39,6 +43,8 @@ WAIT_SECONDS = 1.0
 """Seconds between two checks of the removal of a tenant."""
 UNREACHABLE_SECONDS = 10.0
 """Seconds between two attempts to remove a tenant from a host cluster that does not answer."""
+ConnectToPlane = Callable[[str], Transport | None]
+"""Return a transport of the syncer to a plane, by its id; None unless the plane is open in this process."""
 READY, PENDING, FAILED, DELETING = "Ready", "Pending", "Failed", "Deleting"
 
 
@@ -64,6 +70,7 @@ class TenantReconciler:
     now: Callable[[], datetime]
     is_responsible: Callable[[str], bool]
     """Return whether this process takes care of the tenant of a plane, by the id of the plane."""
+    connect_to_plane: ConnectToPlane
 
     async def reconcile(self, name: str) -> Result | None:
         obj = self.bindings.store.get(name)
@@ -189,6 +196,11 @@ class TenantReconciler:
             message = f"{len(left)} objects are left in the host cluster: {listed(left)}"
             await self._write(obj, DELETING, new_condition(READY, False, DELETING, message))
             return Result(requeue_after=WAIT_SECONDS)
+        try:
+            await self._clear_plane(plane, uid_of(obj))
+        except KubeError:
+            if not is_forced:
+                raise
         self.preparation.forget(plane, uid_of(obj))
         remaining = [each for each in finalizers if each != keys.TENANT_FINALIZER]
         await self.client.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": remaining}})
@@ -206,6 +218,13 @@ class TenantReconciler:
             raise TransportError(f"HostCluster {name} is not connected", maybe_sent=False)
         log.warning("tenant of a missing HostCluster removed", left=str(leftover))
         return ()
+
+    async def _clear_plane(self, plane: str, binding_uid: str) -> None:
+        """Remove the virtual nodes of a tenant whose syncer has stopped, if its plane is open. Raises KubeError."""
+        if (transport := self.connect_to_plane(plane)) is None:
+            return
+        async with Client(transport) as client:
+            await remove_virtual_nodes(client, binding_uid, self.now())
 
     # -- status
 
@@ -256,6 +275,7 @@ def install(
     tenants: TenantSet,
     preparation: Preparation,
     is_responsible: Callable[[str], bool],
+    connect_to_plane: ConnectToPlane,
 ) -> Callable[[str], None]:
     """Add the controller of tenants to a manager of the management API.
 
@@ -264,7 +284,8 @@ def install(
     bindings = manager.informer(CLUSTER_BINDINGS, indexers={"plane": planes_of, "host": hosts_of})
     planes, hosts = manager.informer(PLANES), manager.informer(HOST_CLUSTERS)
     reconciler = TenantReconciler(
-        *(bindings, planes, hosts, clusters, tenants, preparation, manager.client, manager.now, is_responsible)
+        *(bindings, planes, hosts, clusters, tenants, preparation, manager.client, manager.now, is_responsible),
+        connect_to_plane=connect_to_plane,
     )
     controller = manager.controller("tenants", reconciler.reconcile)
 

@@ -113,6 +113,9 @@ class TenantProcess:
                 group.create_task(runner.run_beside(plane, plane), name=f"plane-{plane.id}")
             await manager.run()
 
+    def syncer_transport(self, id: str) -> Transport | None:
+        return next((each.syncer_transport() for each in self.planes if each.id == id), None)
+
     def is_attended(self, binding: Object) -> bool:
         return self.tenants.is_running(plane_of(binding)) or self.runs_elsewhere(plane_of(binding))
 
@@ -129,7 +132,9 @@ class TenantProcess:
 
             host_clusters.install(manager, clusters, self.writes_status)
             leftovers.install(manager, clusters, self.writes_status)
-            self.recheck = tenant_controller.install(*(manager, clusters, self.tenants, preparation, has_plane))
+            self.recheck = tenant_controller.install(
+                *(manager, clusters, self.tenants, preparation, has_plane, self.syncer_transport)
+            )
             self.recheck_reclaim = reclaim_controller.install(manager, clusters, self.is_attended)
             self.tenants.on_run(self.recheck_reclaim)
             planes.on_change(lambda old, new: self.recheck(plane_id(new or old or {})))

@@ -15,6 +15,7 @@ from tapestry.kube.resources import (
     LIMIT_RANGES,
     NAMESPACES,
     NETWORK_POLICIES,
+    NODES,
     PODS,
     RESOURCE_QUOTAS,
     ROLE_BINDINGS,
@@ -46,6 +47,14 @@ async def host_is_deleted_after_its_tenant(world: Tenants) -> None:
     await world.finalize_namespace()
     await world.wait_until_binding_is_gone()
     await world.wait_until_host_is_gone()
+
+
+async def virtual_nodes_go_with_their_tenant(world: Tenants) -> None:
+    await world.run_pod()
+    await asyncio.sleep(LONG_ENOUGH)
+    await world.management.delete(CLUSTER_BINDINGS, object_named("blue"))
+    await world.finalize_namespace()
+    await world.wait_until_binding_is_gone()
 
 
 # -- planes without a syncer
@@ -99,6 +108,7 @@ async def pods_run_again_after_a_drain(world: Tenants) -> None:
 STORIES = {
     tenant_gets_another_quota: is_about(*SETUP, CLUSTER_BINDINGS, HOST_CLUSTERS),
     host_is_deleted_after_its_tenant: is_about(*SETUP, CLUSTER_BINDINGS, HOST_CLUSTERS),
+    virtual_nodes_go_with_their_tenant: is_about(NODES, PODS),
     kill_switch_ends_pods_of_suspended_plane: is_about(PODS),
     policy_of_suspended_plane_is_deleted: is_about(PODS),
     waiting_pod_outlasts_a_suspended_plane: is_about(PODS),

@@ -10,7 +10,7 @@ from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.planes import PLANES
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import Object, is_deleting, object_named, value_at
-from tapestry.kube.resources import NAMESPACES, RESOURCE_QUOTAS, ROLE_BINDINGS, SERVICE_ACCOUNTS
+from tapestry.kube.resources import NAMESPACES, NODES, RESOURCE_QUOTAS, ROLE_BINDINGS, SERVICE_ACCOUNTS
 from tapestry.tenants.host_objects import ACCOUNT
 from tapestry.tenants.tenant_controller import older_rival, oldest
 
@@ -160,7 +160,10 @@ async def test_deleted_tenant_leaves_nothing_and_keeps_its_plane() -> None:
         await world.finalize_namespace()
         await world.wait_until_binding_is_gone()
         assert await world.host.list(NAMESPACES, labels=f"{keys.MANAGED_BY}={keys.TAPESTRY}") == []
-        assert not is_deleting(await world.pod())
+        pod = await world.pod()
+        assert not is_deleting(pod)
+        assert (pod["status"]["phase"], condition(pod, keys.MAPPED_CONDITION)) == ("Pending", ("False", "Suspended"))
+        assert await world.planes["blue"].list(NODES) == []
         assert not any(process.tenants.is_running(each.id) for each in process.planes)
 
 

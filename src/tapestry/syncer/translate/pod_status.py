@@ -333,17 +333,17 @@ def false_condition_patch(type: str, reason: str, message: str, now: datetime) -
     return {"status": {"conditions": [condition]}}
 
 
-def suspended_status_patch(pod: VirtualPod, now: datetime) -> Object:
+def suspended_status_patch(pod: VirtualPod, now: datetime, message: str = SUSPENDED_MESSAGE) -> Object:
     """Return the patch that marks a pod as suspended and resets its status to that of a pod that never started."""
     obj, moment = pod.object, timestamp(now)
     cleared = (*DECIDED_FIELDS, "hostIPs", "podIPs")
-    patch = false_condition_patch(keys.MAPPED_CONDITION, SUSPENDED, SUSPENDED_MESSAGE, now)
+    patch = false_condition_patch(keys.MAPPED_CONDITION, SUSPENDED, message, now)
     [condition] = patch["status"]["conditions"]
     changes = [each for each in condition_changes(pod, [], now) if each["type"] != SCHEDULED or pod.node]
     if find_condition(obj["status"]["conditions"], DISRUPTED) is not None:
         changes.append({"$patch": "delete", "type": DISRUPTED})
     if not pod.node:
-        unscheduled = {"type": SCHEDULED, "status": "False", "reason": SUSPENDED, "message": SUSPENDED_MESSAGE}
+        unscheduled = {"type": SCHEDULED, "status": "False", "reason": SUSPENDED, "message": message}
         changes.append({**unscheduled, "lastTransitionTime": moment})
     return {
         "metadata": {"annotations": dict.fromkeys(MAPPING)},
