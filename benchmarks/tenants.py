@@ -43,11 +43,13 @@ class Scale:
     """Pods of each of these."""
     rate: int = 20
     """Pods of all these that are replaced in a second."""
+    reclaimed: int = 100
+    """Pods of the tenant whose owner sets the kill switch."""
     seconds: int = 30
     """Seconds for which tenants are idle, and for which pods are replaced."""
 
 
-QUICK = Scale(nodes=20, foreign=100, tenants=10, all_tenants=10, churned=4, pods=5, seconds=4)
+QUICK = Scale(nodes=20, foreign=100, tenants=10, all_tenants=10, churned=4, pods=5, reclaimed=20, seconds=4)
 
 
 def pseudo_rows(scale: Scale) -> Iterator[Row]:
@@ -109,6 +111,14 @@ def churn_rows(scale: Scale) -> Iterator[Row]:
             yield Row(name, p99 / p99_without, "x", at_most=2.0, detail=detail)
 
 
+def kill_switch_rows(scale: Scale) -> Iterator[Row]:
+    say(f"tenants: kill switch for {scale.reclaimed} pods")
+    found = fresh(f"{SIDE}:kill_switch", scale.reclaimed, 2)
+    for placement in PLACEMENTS:
+        what = f"kill switch until all {scale.reclaimed} twins of a tenant are deleting, placement {placement}"
+        yield Row(what, found[placement], "s", at_most=2.0, detail=f"load {found['load']:.1f}")
+
+
 def quantile(times: list[tuple[float, float]], share: float, column: int) -> float:
     """Return a quantile in milliseconds."""
     return sorted(each[column] for each in times)[int(len(times) * share)] * 1e3
@@ -119,6 +129,7 @@ MEASUREMENTS: dict[str, Callable[[Scale], Iterator[Row]]] = {
     "small-host": small_host_rows,
     "all": all_rows,
     "churn": churn_rows,
+    "kill-switch": kill_switch_rows,
 }
 
 

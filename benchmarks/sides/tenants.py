@@ -10,7 +10,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,17 +28,18 @@ from benchmarks.sides.plane_client import cpu_seconds
 from benchmarks.sides.planes import MEGABYTE, run
 from benchmarks.sides.tenant_client import Instant
 from benchmarks.table import say
+from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.cli.planes import mounted_routes
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.client.watch import wait_for
+from tapestry.client.watch import Changes, ListPage, Watch, wait_for
 from tapestry.controlplane.app import OPTIONAL_CONTROLLERS, WILDCARD
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.conditions import is_condition_true
-from tapestry.kube.objects import Object, name_of, object_named, value_at
+from tapestry.kube.objects import Object, is_deleting, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES, NODES, PODS
 from tapestry.manager.join_steps import Cluster
 from tapestry.planes.app import PlaneProcess, client_of, run_planes
@@ -252,6 +253,46 @@ def churn(tenants: str, nodes: str, foreign: str, pods: str, rate: str, seconds:
             }
 
     return run(measure)
+
+
+def kill_switch(pods: str, nodes: str) -> dict[str, Any]:
+    """Return for each placement the seconds from the owner's kill switch until all twins of a tenant are deleting."""
+
+    async def measure() -> dict[str, Any]:
+        async with tenant_process(Host(int(nodes), 0)) as process:
+            access = load_access([process.host_kubeconfig], None, environ={})
+            async with Client(HttpTransport(access)) as host:
+                times = {each: await reclaim_seconds(process, host, each, int(pods)) for each in ("host", "virtual")}
+                return {**times, "load": os.getloadavg()[0]}
+
+    return run(measure)
+
+
+async def reclaim_seconds(process: TenantProcess, host: Client, placement: str, pods: int) -> float:
+    plane = await process.add(placement, placement=placement)
+    for number in range(pods):
+        await plane.create(PODS, pod_named(f"work-{number}", terminationGracePeriodSeconds=600))
+    labels = f"{keys.CLUSTER_BINDING_UID}={uid_of(await process.management.get(CLUSTER_BINDINGS, placement))}"
+    staying = set[str]()
+    async with asyncio.timeout(TIMEOUT):
+        while not (len(staying) == pods and all(map(runs, await plane.list(PODS)))):
+            await asyncio.sleep(0.5)
+            staying = {uid_of(each) for each in await host.list(PODS, labels=labels) if runs(each)}
+    await asyncio.sleep(START_SECONDS)
+    [namespace] = await host.list(NAMESPACES, labels=labels)
+    started = time.perf_counter()
+    async with aclosing(Watch(host, PODS, labels=labels).events()) as events:
+        async for event in events:
+            match event:
+                case ListPage():
+                    patch = {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+                    started = time.perf_counter()
+                    await host.patch(NAMESPACES, object_named(name_of(namespace)), patch)
+                case Changes(changes):
+                    staying -= {uid_of(obj) for type, obj in changes if type == "DELETED" or is_deleting(obj)}
+            if not staying:
+                break
+    return time.perf_counter() - started
 
 
 class Phase:
