@@ -27,11 +27,11 @@ KINDS = (VCLUSTER, OPERATION, SNAPSHOT, PROJECT, QUOTA, ACCESS_KEY, HOST_CLUSTER
 
 
 @asynccontextmanager
-async def run_vclusters(process: PlaneProcess) -> AsyncIterator[None]:
+async def run_vclusters(process: PlaneProcess, *, is_compatible: bool = False) -> AsyncIterator[None]:
     """Run the orchestrator of virtual clusters. Tenants run in the same process, and begin before it."""
     await prepare_management_api(client_of(process.management))
     manager = vclusters_manager(process)
-    manager.register("vclusters", partial(install, process=process))
+    manager.register("vclusters", partial(install, process=process, is_compatible=is_compatible))
     manager.register("operation-sweeper", operation_sweeper.install)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(manager.run(), name="vclusters")
@@ -62,10 +62,14 @@ def vclusters_manager(process: PlaneProcess) -> Manager:
     )
 
 
-def install(manager: Manager, process: PlaneProcess) -> None:
+def provided(*, is_compatible: bool) -> Provided:
+    """Return what this installation provides. A compatible one maps what the published contract has and it has not."""
+    return Provided(published_api().version.removeprefix("v"), is_compatible)
+
+
+def install(manager: Manager, process: PlaneProcess, *, is_compatible: bool) -> None:
     backend = "etcd" if process.config.backend == "etcd" else "file"
-    provided = Provided(published_api().version.removeprefix("v"))
-    engine = NativeEngine(manager.client, provided, backend)
+    engine = NativeEngine(manager.client, provided(is_compatible=is_compatible), backend)
     controller = orchestrator.install(manager, {"native": engine})
     for resource in (PLANES, CLUSTER_BINDINGS):
         controller.watch(manager.informer(resource), vcluster_keys)

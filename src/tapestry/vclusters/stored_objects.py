@@ -54,6 +54,10 @@ class StoredObjects:
             found = self._found_by_uid(uid)
         return found
 
+    async def wait_for_pending_write(self, resource: Resource, obj: Object) -> None:
+        """Wait until readers see what the next writer of an object sees."""
+        await self.store.wait_for_pending_write(key_in(resource, obj))
+
     def _found_by_uid(self, uid: str) -> Object | None:
         key = self._by_uid.get(uid)
         found = self._one(self.store.get(*key)) if key is not None else None
@@ -63,12 +67,13 @@ class StoredObjects:
         return found
 
     def _one(self, version: ObjectVersion | None) -> Object | None:
-        return self._decode(version) if version is not None else None
+        return self.decoded(version) if version is not None else None
 
     def _many(self, versions: Iterable[ObjectVersion]) -> list[Object]:
-        return [self._decode(each) for each in versions]
+        return [self.decoded(each) for each in versions]
 
-    def _decode(self, version: ObjectVersion) -> Object:
+    def decoded(self, version: ObjectVersion) -> Object:
+        """Return an object, which the caller must not change."""
         known = self._decoded.get(version.key)
         if known is not None and known[0] is version:
             return known[1]

@@ -1,0 +1,81 @@
+"""Pages of lists at one revision, in an order."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from tapestry.apiserver.core.store import Compacted
+from tapestry.kube.objects import Object, name_of, namespace_of
+from tapestry.vclusters.errors import Violation, field_invalid, resource_version_expired
+from tapestry.vclusters.page_tokens import PageTokens, page_size
+
+T = TypeVar("T")
+Sort = Callable[[Object], str]
+ORDERS: Mapping[str, tuple[Sort, bool]] = {
+    "": (lambda _: "", False),
+    "name": (name_of, False),
+    "-name": (name_of, True),
+    "create_time": (lambda each: str(each["metadata"]["creationTimestamp"]), False),
+    "-create_time": (lambda each: str(each["metadata"]["creationTimestamp"]), True),
+}
+"""Sort key by `order_by`, and whether the order is descending. Objects with the same key are in the order of ids."""
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    items: Sequence[T]
+    next_token: str
+    total: int
+
+
+@dataclass(frozen=True)
+class Pager:
+    """Pages of lists at the revision of their first page."""
+
+    tokens: PageTokens
+
+    def page(
+        self,
+        request: Any,
+        revision: int,
+        list_at: Callable[[int], Sequence[Object]],
+        filters: Mapping[str, Any],
+        order_by: str = "",
+    ) -> Page[Object]:
+        """Return one page of what `list_at` returns for a revision. Raises ServiceError."""
+        key, is_descending = order_of(order_by)
+        size = page_size(request.page_size)
+        filters = {**filters, "orderBy": order_by}
+        position = self.tokens.position(request.page_token, filters)
+        if position is not None:
+            revision = position.revision
+        try:
+            found = list_at(revision)
+        except Compacted as error:
+            raise resource_version_expired(error.oldest) from error
+        pairs = sorted(((key(each), id_of(each)) for each in found), reverse=is_descending)
+        by_id = {id_of(each): each for each in found}
+        start = 0 if position is None else next_index(pairs, tuple(position.last))
+        chosen = pairs[start : start + size]
+        token = self.tokens.token(revision, chosen[-1], filters) if start + size < len(pairs) else ""
+        return Page([by_id[id] for _, id in chosen], token, len(pairs))
+
+
+def order_of(order_by: str) -> tuple[Sort, bool]:
+    name, _, direction = order_by.strip().partition(" ")
+    known = ORDERS.get(f"-{name}" if direction.strip() == "desc" else name)
+    if known is None or direction.strip() not in ("", "asc", "desc"):
+        raise field_invalid(Violation("orderBy", "must be name or create_time, with - before it or desc after it"))
+    return known
+
+
+def id_of(obj: Object) -> str:
+    return f"{namespace_of(obj) or ''}/{name_of(obj)}"
+
+
+def next_index(pairs: Sequence[tuple[str, str]], last: tuple[str, ...]) -> int:
+    """Return the place after a pair. It is missing if the caller may not see it any more."""
+    for number, pair in enumerate(pairs):
+        if pair == last:
+            return number + 1
+    raise field_invalid(Violation("pageToken", "the list has changed; begin with the first page"))

@@ -1,0 +1,204 @@
+"""The service of virtual clusters in a process of planes: its gateway, its listeners and its first access key."""
+
+import base64
+import secrets
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from tapestry.apis.keys import SYSTEM_NAMESPACE
+from tapestry.apis.projects import ACCESS_KEYS, PROJECTS, AccessKeySpec, ProjectSpec
+from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
+from tapestry.apiserver.access.client_certificates import request_client_certificates
+from tapestry.apiserver.app import DEFAULT_SERVER_NAMES
+from tapestry.apiserver.core.private_files import KEYS_FOLDER
+from tapestry.client.client import Client
+from tapestry.kube.errors import AlreadyExists
+from tapestry.kube.objects import object_named
+from tapestry.kube.resources import SECRETS
+from tapestry.planes.app import PlaneProcess, client_of
+from tapestry.planes.plane_keys import PlaneKeys
+from tapestry.process.addresses import Address, parse_address
+from tapestry.process.config import Section
+from tapestry.process.logs import logger
+from tapestry.vclusters.access.authentication import Authenticator
+from tapestry.vclusters.access.keys import new_key
+from tapestry.vclusters.access.rate_limits import RateLimiter
+from tapestry.vclusters.access.roles import Caller
+from tapestry.vclusters.administration import Administration
+from tapestry.vclusters.audit.chained_log import open_log
+from tapestry.vclusters.contract import Contract
+from tapestry.vclusters.gateway import Gateway
+from tapestry.vclusters.grpc import TlsFiles, serve_grpc
+from tapestry.vclusters.model import VClusterMessages
+from tapestry.vclusters.page_tokens import PageTokens
+from tapestry.vclusters.pages import Pager
+from tapestry.vclusters.policy import project_specs
+from tapestry.vclusters.rest import serve_rest
+from tapestry.vclusters.service import DEFAULT_PROJECT, VClusterService
+from tapestry.vclusters.stored_objects import StoredObjects
+from tapestry.vclusters.vcluster_kubeconfigs import VClusterKubeconfigs
+
+log = logger(__name__)
+
+PAGE_KEY_SECRET = "vcluster-page-tokens"
+PAGE_KEY = "key"
+ADMIN = "admin"
+ANONYMOUS = Caller("anonymous", "none", is_platform_admin=True)
+"""Caller without credentials on a listener without TLS, which only clients on this machine reach."""
+
+
+class ServiceConfig(Section, frozen=True):
+    """Listeners of the service of virtual clusters. Without any, there is no service."""
+
+    rest_address: str = ""
+    """Address for REST, for example 127.0.0.1:8088."""
+    grpc_address: str = ""
+    """Address for gRPC, for example 127.0.0.1:50051."""
+    grpc_mtls_address: str = ""
+    """Address for gRPC with client certificates."""
+    compat_plaintext: bool = False
+    """Serve clients of the published contract on this machine without TLS and credentials, with all rights."""
+
+    def __post_init__(self) -> None:
+        for text in (self.rest_address, self.grpc_address) if self.compat_plaintext else ():
+            address = parse_address(text)
+            if address is not None and not address.is_loopback:
+                raise ValueError(f"compatPlaintext: {text} is not an address of this machine only, as 127.0.0.1:50051")
+
+    @property
+    def is_enabled(self) -> bool:
+        return bool(self.rest_address or self.grpc_address or self.grpc_mtls_address)
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Addresses of the service, as far as it has them."""
+
+    rest: Address | None = None
+    grpc: Address | None = None
+    grpc_mtls: Address | None = None
+
+
+@dataclass
+class ProjectCache:
+    """The decoded projects, which change rarely."""
+
+    objects: StoredObjects
+    _revision: int = field(default=-1, init=False)
+    _projects: Sequence[tuple[str, ProjectSpec]] = field(default=(), init=False)
+
+    def __call__(self) -> Sequence[tuple[str, ProjectSpec]]:
+        revision = self.objects.store.changed_revision(PROJECTS.name)
+        if revision != self._revision:
+            self._projects, self._revision = project_specs(self.objects), revision
+        return self._projects
+
+
+@asynccontextmanager
+async def serve_gateway(
+    process: PlaneProcess, config: ServiceConfig, announce: Callable[[str], None]
+) -> AsyncIterator[Listeners]:
+    """Serve the contract. `announce` gets the addresses, and once in the life of an installation its first key."""
+    management = client_of(process.management)
+    await create_default_project(management)
+    page_key = await shared_page_key(management)
+    audit_folder = process.config.folder / "audit"
+    async with AsyncExitStack() as stack:
+        audit = await stack.enter_async_context(
+            open_log(audit_folder / process.config.name, process.config.name, process.now)
+        )
+        contract = new_contract(process, PageTokens(page_key), audit_folder, is_compatible=config.compat_plaintext)
+        objects = contract.vclusters.objects
+
+        def access_key(id: str) -> AccessKeySpec | None:
+            found = objects.get(ACCESS_KEYS, "", id)
+            return msgspec.convert(found["spec"], AccessKeySpec) if found is not None else None
+
+        anonymous = ANONYMOUS if config.compat_plaintext else None
+        authenticator = Authenticator(access_key, ProjectCache(objects), process.now, anonymous)
+        gateway = Gateway(contract, authenticator, audit, process.now, RateLimiter(time.monotonic))
+        listeners = await listen(stack, gateway, process, config)
+        if not objects.all(ACCESS_KEYS):
+            announce(f"access key of the administrator, which is shown only once: {await create_admin_key(management)}")
+        for name in ("rest", "grpc", "grpc_mtls"):
+            address = getattr(listeners, name)
+            if address is not None:
+                announce(f"virtual clusters are served by {name} at {address}")
+        yield listeners
+
+
+async def listen(stack: AsyncExitStack, gateway: Gateway, process: PlaneProcess, config: ServiceConfig) -> Listeners:
+    rest, grpc, mtls = map(parse_address, (config.rest_address, config.grpc_address, config.grpc_mtls_address))
+    certificate, key = serving_certificate(process)
+    client_ca = client_authority(process).certificate_file
+    context = tls_context(certificate, key, client_ca)
+    files = TlsFiles(certificate, key)
+    is_plain = config.compat_plaintext
+    return Listeners(
+        await stack.enter_async_context(serve_rest(gateway, rest, None if is_plain else context)) if rest else None,
+        await stack.enter_async_context(serve_grpc(gateway, grpc, None if is_plain else files)) if grpc else None,
+        await stack.enter_async_context(serve_grpc(gateway, mtls, TlsFiles(certificate, key, client_ca)))
+        if mtls
+        else None,
+    )
+
+
+def serving_certificate(process: PlaneProcess) -> tuple[Path, Path]:
+    """Return the files of the certificate that the listener of planes has."""
+    names = list(dict.fromkeys((*DEFAULT_SERVER_NAMES, *process.tls.names.extra_names)))
+    return CertificateAuthority(process.config.folder / KEYS_FOLDER).server_certificate(names)
+
+
+def client_authority(process: PlaneProcess) -> CertificateAuthority:
+    """Return the CA of client certificates: only that of the management API, and of no plane."""
+    authority = CertificateAuthority(process.management.folder / KEYS_FOLDER)
+    authority.certificate_pem()
+    return authority
+
+
+def tls_context(certificate: Path, key: Path, client_ca: Path) -> ssl.SSLContext:
+    context = server_ssl_context(certificate, key, [client_ca])
+    request_client_certificates(context, [client_ca])
+    return context
+
+
+def new_contract(process: PlaneProcess, tokens: PageTokens, audit_folder: Path, *, is_compatible: bool) -> Contract:
+    objects, pager = StoredObjects(process.management.store), Pager(tokens)
+    keys = PlaneKeys(process.plane_set, process.tls.plane_context, process.now)
+    kubeconfigs = VClusterKubeconfigs(objects, process.plane_set, process.endpoints, keys)
+    messages = VClusterMessages(is_compatible)
+    handler = process.management.request_handler
+    vclusters = VClusterService(handler, objects, pager, kubeconfigs, process.now, messages)
+    return Contract(vclusters, Administration(vclusters.client, objects, pager, audit_folder, process.now))
+
+
+async def create_default_project(client: Client) -> None:
+    try:
+        await client.create(PROJECTS, {**object_named(DEFAULT_PROJECT), "spec": {}})
+    except AlreadyExists:
+        return
+
+
+async def shared_page_key(client: Client) -> bytes:
+    """Return the key that signs page tokens, which all processes of a group share."""
+    text = base64.b64encode(secrets.token_bytes(32)).decode()
+    try:
+        new = {**object_named(PAGE_KEY_SECRET, SYSTEM_NAMESPACE), "data": {PAGE_KEY: text}}
+        secret = await client.create(SECRETS, new)
+    except AlreadyExists:
+        secret = await client.get(SECRETS, PAGE_KEY_SECRET, SYSTEM_NAMESPACE)
+    return base64.b64decode(secret["data"][PAGE_KEY])
+
+
+async def create_admin_key(client: Client) -> str:
+    """Create the first access key, of a platform admin, and return its text."""
+    key = new_key()
+    spec = {"principal": ADMIN, "secretSha256": key.hash, "platformAdmin": True, "description": "the first key"}
+    await client.create(ACCESS_KEYS, {**object_named(key.id), "spec": spec})
+    return key.text
