@@ -160,6 +160,8 @@ HOST_FINALIZER: Final = PREFIX + "hostcluster"
 """Held until the HostCluster has no tenants."""
 VCLUSTER_FINALIZER: Final = PREFIX + "vcluster"
 """Held until nothing is left of the virtual cluster, and the record of its deletion is written."""
+SNAPSHOT_FINALIZER: Final = PREFIX + "snapshot"
+"""Held until the file of the snapshot is deleted."""
 
 # Taints.  NoExecute is never used: the syncer reclaims pods itself, at their deadline.
 VNODE_TAINT: Final = PREFIX + "vnode"

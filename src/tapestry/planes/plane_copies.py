@@ -4,7 +4,7 @@ Functions that are not async block and may take seconds, so servers call them in
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -33,27 +33,36 @@ from tapestry.planes.plane_folders import add_plane_folder, plane_folder, tempor
 PARALLEL_WRITES = 64
 
 
-async def copy_open_plane(store: Store, file: Path) -> int:
+def write_plane_copy(snapshot: Snapshot, file: Path) -> int:
+    """Write the objects that may leave a plane. The file appears when it is complete."""
+    revision, entries = snapshot
+    return write_all_objects((revision, filter(is_included, entries)), file)
+
+
+def write_all_objects(snapshot: Snapshot, file: Path) -> int:
+    """Write all objects, from which the same plane can be restored. The file appears when it is complete."""
+    with temporary_folder(file.parent) as temporary:
+        return write_copy(file, snapshot, temporary)
+
+
+WriteSnapshot = Callable[[Snapshot, Path], int]
+"""Write a file with the objects, and return their revision."""
+
+
+async def copy_open_plane(store: Store, file: Path, write: WriteSnapshot = write_plane_copy) -> int:
     """Write a copy of an open plane and return its revision. The plane handles requests meanwhile.
 
     Raises StorageUnavailable if the plane has closed.
     """
     await store.wait_for_latest()
     store.get(*IDENTITY_NAMESPACE)  # raises an error if the store is closed, which has no objects
-    return await asyncio.to_thread(write_plane_copy, store_snapshot(store), file)
+    return await asyncio.to_thread(write, store_snapshot(store), file)
 
 
-def copy_plane_folder(folder: Path, file: Path) -> int:
+def copy_plane_folder(folder: Path, file: Path, write: WriteSnapshot = write_plane_copy) -> int:
     """Write a copy of the plane in a folder, which may be closed or open, and return its revision."""
     with folder_snapshot(folder) as snapshot:
-        return write_plane_copy(snapshot, file)
-
-
-def write_plane_copy(snapshot: Snapshot, file: Path) -> int:
-    """Write the objects that may leave a plane. The file appears when it is complete."""
-    revision, entries = snapshot
-    with temporary_folder(file.parent) as temporary:
-        return write_copy(file, (revision, filter(is_included, entries)), temporary)
+        return write(snapshot, file)
 
 
 def create_plane_from_copy(root: Path, plane_id: str, file: Path) -> None:

@@ -14,6 +14,7 @@ from tapestry.apiserver.core.store import Store
 from tapestry.apiserver.storage.backends import etcd_imports
 from tapestry.apiserver.storage.sqlite_log import DATABASE_NAME
 from tapestry.planes.plane_copies import (
+    WriteSnapshot,
     copy_open_plane,
     copy_plane_folder,
     create_plane_from_copy,
@@ -106,16 +107,16 @@ async def create_copied_plane(source: CopySource, target: ApiServerConfig, fence
             await asyncio.to_thread(create_plane_from_copy, folder.parent, folder.name, file)
 
 
-async def copy_source(source: CopySource, file: Path) -> None:
+async def copy_source(source: CopySource, file: Path, write: WriteSnapshot = write_plane_copy) -> None:
     """Write a copy of a plane, which may be closed, or open in this process or another one."""
     if source.open_store is not None:
-        await copy_open_plane(source.open_store, file)
+        await copy_open_plane(source.open_store, file, write)
     elif source.config.backend == "etcd":
         with etcd_imports():
             from tapestry.planes.etcd_prefixes import prefix_snapshot  # noqa: PLC0415
-        await asyncio.to_thread(write_plane_copy, await prefix_snapshot(source.config.etcd), file)
+        await asyncio.to_thread(write, await prefix_snapshot(source.config.etcd), file)
     else:
-        await asyncio.to_thread(copy_plane_folder, Path(source.config.file_rootpath), file)
+        await asyncio.to_thread(copy_plane_folder, Path(source.config.file_rootpath), file, write)
 
 
 async def delete_plane_data(config: ApiServerConfig, hold: PlaneHold) -> None:

@@ -5,7 +5,6 @@ that differs from what was requested; a condition of the virtual cluster says wh
 requests nothing.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -82,7 +81,9 @@ def replicas(requested: int, _: Provided) -> Treatment:
 HOST_ADDRESSES = "the host cluster allocates the addresses of Services and pods"
 ONLY_QUOTA = "counts for the quota of the project only"
 NO_PLUGINS = "must be empty: the native engine has no plugins"
-NO_CERT_MANAGER = "must be empty: the certificate of the plane has the host name, and TLS ends at the plane"
+NO_CERT_MANAGER = "must be empty: TLS ends at the plane"
+NO_INGRESS = "must be false: the native engine creates no Ingress; clients use the address of the plane"
+NO_ACCOUNT = "must be empty: pods have the account default of their namespace in the host cluster, without rights"
 NO_DNS = "must be empty: the DNS servers are those of the host cluster"
 
 NATIVE: Mapping[str, Treat] = {
@@ -123,7 +124,7 @@ NATIVE: Mapping[str, Treat] = {
     "sync.syncNetworkPolicies": honored,
     "sync.syncPodDisruptionBudgets": honored,
     "sync.customResources": rejected("must be empty: custom resources are not synced"),
-    "ingress.enabled": honored,
+    "ingress.enabled": rejected(NO_INGRESS),
     "ingress.ingressClass": honored,
     "ingress.hostname": honored,
     "ingress.annotations": honored,
@@ -131,8 +132,8 @@ NATIVE: Mapping[str, Treat] = {
     "ingress.tls.secretName": rejected(NO_CERT_MANAGER),
     "ingress.tls.useCertManager": rejected(NO_CERT_MANAGER),
     "ingress.tls.issuerName": rejected(NO_CERT_MANAGER),
-    "serviceAccount.name": honored,
-    "serviceAccount.annotations": honored,
+    "serviceAccount.name": rejected(NO_ACCOUNT),
+    "serviceAccount.annotations": rejected(NO_ACCOUNT),
     "serviceAccount.automountToken": rejected("must be false: pods never get a token of the host cluster"),
     "isolationMode": honored,
     "plugins": rejected(NO_PLUGINS),
@@ -179,12 +180,6 @@ def spec_faults(spec: Object) -> Iterator[Violation]:
     for request, limit in SIZE_LIMITS:
         if resources.get(request) and resources.get(limit) and is_more(resources[request], resources[limit]):
             yield Violation(f"spec.resources.{request}", f"must not be more than {limit} ({resources[limit]})")
-    ingress = spec.get("ingress") or {}
-    if ingress.get("enabled") and not HOST_NAME.fullmatch(ingress.get("hostname") or ""):
-        yield Violation("spec.ingress.hostname", "must be the DNS name of the API")
-
-
-HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)+")
 
 
 def is_more(amount: str, other: str) -> bool:

@@ -1,9 +1,10 @@
 """Selection of the storage backend from the configuration."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.epochs import EpochFence
 from tapestry.apiserver.core.resource_registry import published_api
 from tapestry.apiserver.core.store import Store
+from tapestry.apiserver.storage.archive import latest_revision, open_database, read_entries
 from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.log import Log, MemoryLog
-from tapestry.apiserver.storage.sqlite_log import FileLog
+from tapestry.apiserver.storage.sqlite_log import DATABASE_NAME, RESTORED_FOLDER, FileLog
 
 
 def open_store(
@@ -33,12 +35,24 @@ async def open_local_store(
     config: ApiServerConfig, folder: Path, log_writers: ThreadPoolExecutor
 ) -> AsyncIterator[Store]:
     run = partial(asyncio.get_running_loop().run_in_executor, log_writers)  # for work that waits for the disk
-    log: Log = await run(FileLog, folder) if config.backend == "file" else MemoryLog()
+    log: Log = await run(FileLog if config.backend == "file" else memory_log, folder)
     store = LocalStore(log, log_writers)
     try:
         yield store
     finally:
         await run(store.close)
+
+
+def memory_log(folder: Path) -> MemoryLog:
+    """Return a log with the objects that were restored into a folder, if there are any. They are used once."""
+    restored = folder / RESTORED_FOLDER
+    if not (restored / DATABASE_NAME).exists():
+        return MemoryLog()
+    with closing(open_database(restored / DATABASE_NAME)) as connection:
+        revision = latest_revision(connection)
+    log = MemoryLog(revision, [*read_entries(restored)])
+    shutil.rmtree(restored)
+    return log
 
 
 def open_shared_store(config: ApiServerConfig, fence: EpochFence | None) -> AbstractAsyncContextManager[Store]:

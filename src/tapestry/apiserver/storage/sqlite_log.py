@@ -46,6 +46,8 @@ UPDATE objects SET revision = (SELECT revision FROM latest) WHERE resource = '';
 DROP TABLE objects_1;
 DROP TABLE latest;
 """
+RESTORED_FOLDER = "restored"
+"""Folder in that of a server, with the database of objects with which a server in memory starts once."""
 EMPTY_KEY = Key("", "", "")
 """Key of the row that stores the highest assigned revision."""
 SELECT_ENTRIES = """
