@@ -49,6 +49,14 @@ GROUPS = {
         "debug": Entry("tapestry.cli.debug", "Collect diagnostic data into a file."),
         "k": Entry("tapestry.cli.k", "Read and change objects of any kind without kubectl."),
     },
+    "Lifecycle service": {
+        "vc": Entry("tapestry.cli.vc", "Create, change, connect to and delete virtual clusters."),
+        "op": Entry("tapestry.cli.service_objects", "Show, wait for and cancel operations of virtual clusters."),
+        "project": Entry("tapestry.cli.service_objects", "Create, change and delete projects and their members."),
+        "quota": Entry("tapestry.cli.service_objects", "Show and set the limits of projects."),
+        "key": Entry("tapestry.cli.service_objects", "Create, list and delete access keys."),
+        "audit": Entry("tapestry.cli.service_objects", "Query, export and verify the audit log."),
+    },
     "Servers and processes": {
         "apiserver": Entry("tapestry.cli.apiserver", "Run a Kubernetes API server without Kubernetes."),
         "token": Entry("tapestry.cli.token", "Create, list and revoke expiring tokens of an API server."),

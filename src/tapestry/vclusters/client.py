@@ -48,7 +48,7 @@ class ServiceClient:
     async def __aexit__(self, *_: object) -> None:
         await self.transport.close()
 
-    async def call(self, method: str, **fields: Any) -> Object:
+    async def call(self, method: str, /, **fields: Any) -> Object:
         """Call an RPC, several times if the service is not available or postpones the request."""
         request = http_request(method, with_request_id(method, fields))
         attempt = 1
@@ -68,7 +68,7 @@ class ServiceClient:
             attempt += 1
             await asyncio.sleep(pause)
 
-    async def items(self, method: str, **fields: Any) -> AsyncIterator[Object]:
+    async def items(self, method: str, /, **fields: Any) -> AsyncIterator[Object]:
         """Yield the items of all pages of a list."""
         name = next(each.json_name for each in RPCS[method].output_type.fields if each.is_repeated)
         token = None
@@ -78,7 +78,7 @@ class ServiceClient:
                 yield item
             token = page.get("nextPageToken", "")
 
-    async def stream(self, method: str, **fields: Any) -> AsyncGenerator[Object, None]:
+    async def stream(self, method: str, /, **fields: Any) -> AsyncGenerator[Object, None]:
         """Yield the messages that answer a streaming RPC."""
         async with self.transport.stream(http_request(method, fields)) as stream:
             chunks, rest = aiter(stream.chunks()), b""

@@ -98,24 +98,24 @@ class MemoryService(EchoService):
         return api.ListVClustersResponse(vclusters=page, next_page_token=token)
 
     async def create(self, call: AdmittedCall) -> Message:
-        asked = call.request
-        made = api.VCluster(name=asked.name, namespace=asked.namespace, spec=asked.spec, labels=asked.labels)
-        made.status.phase, made.owner, made.id = api.PHASE_CREATING, call.caller.user, f"id-{asked.name}"
+        given = call.request
+        made = api.VCluster(name=given.name, namespace=given.namespace, spec=given.spec, labels=given.labels)
+        made.status.phase, made.owner, made.id = api.PHASE_CREATING, call.caller.user, f"id-{given.name}"
         made.etag, made.resource_version = "1", "1"
-        if asked.validate_only:
+        if given.validate_only:
             return api.CreateVClusterResponse(vcluster=made)
         self.clusters[made.name] = made
         return api.CreateVClusterResponse(vcluster=made, operation_id=self.operation("Create", made, call.caller))
 
     async def update(self, call: AdmittedCall) -> Message:
-        asked, changed = call.request, api.VCluster()
-        changed.CopyFrom(self.cluster(asked))
-        if "spec.distro" in asked.update_mask.paths:
+        given, changed = call.request, api.VCluster()
+        changed.CopyFrom(self.cluster(given))
+        if "spec.distro" in given.update_mask.paths:
             raise field_invalid(Violation("spec.distro", "is immutable"))
-        asked.update_mask.MergeMessage(api.VCluster(spec=asked.spec, labels=asked.labels), changed, True, True)
-        if asked.validate_only:
+        given.update_mask.MergeMessage(api.VCluster(spec=given.spec, labels=given.labels), changed, True, True)
+        if given.validate_only:
             return api.UpdateVClusterResponse(vcluster=changed)
-        self.clusters[asked.name] = changed
+        self.clusters[given.name] = changed
         return api.UpdateVClusterResponse(vcluster=changed, operation_id=self.operation("Update", changed, call.caller))
 
     async def scale(self, call: AdmittedCall) -> Message:
@@ -172,12 +172,14 @@ class MemoryService(EchoService):
 
     async def waitoperation(self, call: AdmittedCall) -> Message:
         found = self.operations[call.request.id]
-        shown = api.Operation()
-        shown.CopyFrom(found)
+        before = api.Operation()
+        before.CopyFrom(found)
         self.end(found)
-        return shown
+        return before
 
     def end(self, operation: api.Operation) -> None:
+        if operation.done:
+            return
         operation.done, operation.progress_percent = True, 100
         operation.steps[0].state = "Failed" if self.failure else "Done"
         cluster = self.clusters[operation.vcluster_name]
@@ -203,6 +205,8 @@ class MemoryService(EchoService):
         response = GetMessageClass(RPCS[call.method].output_type)()
         request = call.request
         objects = [each for each in request.DESCRIPTOR.fields if each.message_type is not None]
+        if verb == "Verify":
+            return self.stored["verification"]
         if verb in ("Create", "Update") and objects:
             given = getattr(request, objects[0].name)
             name = getattr(given, "name", "") or getattr(given, "project", "") or "key-1"

@@ -1,0 +1,57 @@
+"""Address and credentials of the lifecycle service: options, environment and configuration file."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tapestry.cli.completion import ShellComplete
+from tapestry.cli.main import main
+
+from .service_commands import Commands, commands
+
+__all__ = ["commands"]
+
+
+def write_config(commands: Commands, mode: int = 0o600, **settings: str) -> Path:
+    file = commands.home / ".config" / "tapestry" / "service.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(yaml.safe_dump(settings))
+    file.chmod(mode)
+    return file
+
+
+async def test_configuration_file_names_the_service(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVER", "KEY", "NAMESPACE"):
+        monkeypatch.delenv(f"TAPESTRY_{name}")
+    assert "no lifecycle service: give --server" in await commands.error("vc", "list")
+    file = write_config(commands, server=commands.url, key=commands.gateway.keys["alice"], namespace="shop")
+    assert "there are no virtual clusters" in await commands.output("vc", "list")
+    assert commands.service.calls[-1].caller.user == "alice"
+    monkeypatch.setenv("TAPESTRY_KEY", commands.gateway.keys["root"])
+    await commands.output("vc", "list", "--config", str(file))
+    assert commands.service.calls[-1].caller.user == "root"
+
+
+async def test_file_that_others_read_is_rejected(commands: Commands) -> None:
+    write_config(commands, 0o644, key="tap_x")
+    assert "other users may read it; run `chmod 600" in await commands.error("vc", "list")
+
+
+async def test_errors_are_one_line(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAPESTRY_KEY", "tap_wrong")
+    assert "UNAUTHENTICATED" in await commands.error("vc", "list")
+    assert "cannot be reached" in await commands.error("vc", "list", "--server", "http://127.0.0.1:1")
+    assert "must begin with https://" in await commands.error("vc", "list", "--server", "ftp://127.0.0.1:1")
+
+
+async def test_names_are_completed(commands: Commands) -> None:
+    await commands.output("vc", "create", "blue")
+    await commands.output("vc", "create", "black")
+
+    def completed(*words: str) -> list[str]:
+        return [each.value for each in ShellComplete(main, {}, "tapestry", "").get_completions(list(words), "bl")]
+
+    assert await asyncio.to_thread(completed, "vc", "get") == ["black", "blue"]
+    assert await asyncio.to_thread(completed, "vc", "get", "--server", "http://127.0.0.1:1") == []
