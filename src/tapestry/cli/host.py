@@ -11,6 +11,8 @@ from tapestry.cli.cluster_access import FILE_PATH, open_client, physical_access,
 from tapestry.cli.help_text import command
 from tapestry.cli.join import offer_from_options, print_step
 from tapestry.cli.management_api import Connect, completer_of, with_management_api
+from tapestry.cli.service_access import run_with_service
+from tapestry.cli.service_hosts import COMMANDS, list_hosts_of_service
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.watch import wait_for
@@ -42,7 +44,14 @@ SPEC_OPTIONS = {
 
 @click.group()
 def host() -> None:
-    """Add, list and remove host clusters, in which the pods of planes run."""
+    """Add, list and remove host clusters, in which the pods of planes run.
+
+    add and remove use the management API of planes; create, get, update and delete a lifecycle service; list either.
+    """
+
+
+for each in COMMANDS:
+    host.add_command(each)
 
 
 @command(
@@ -160,11 +169,21 @@ async def run_add(name: str, connect: Connect, options: dict[str, Any]) -> None:
     click.echo(f"host {name} added; `tapestry tenant create PLANE --host {name}` runs the pods of a plane there")
 
 
-@command("tapestry host list", "tapestry host list -o wide", parent=host, name="list")
+@command(
+    "tapestry host list",
+    "tapestry host list -o wide",
+    "tapestry host list --server https://vclusters.example.org:8088",
+    parent=host,
+    name="list",
+)
+@click.option("--server", help="URL of a lifecycle service to use instead of the management API.")
 @with_output("table", "wide", "json", "yaml")
 @with_management_api
-def list_hosts(output: str, connect: Connect) -> None:
+def list_hosts(server: str | None, output: str, connect: Connect) -> None:
     """List the host clusters with their nodes and tenants."""
+    if server:
+        run_async(run_with_service(list_hosts_of_service, None, server, {"output": output}))
+        return
 
     async def work() -> None:
         async with connect() as client:
