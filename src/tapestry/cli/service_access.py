@@ -106,7 +106,11 @@ def open_service(config: ServiceConfig) -> "ServiceClient":
 
 
 def with_service(work: Work) -> Callable[..., None]:
-    """Turn a coroutine that takes a ServiceClient into a command. Its namespace, if any, gets the default."""
+    """Turn a coroutine that takes a ServiceClient into a command.
+
+    The coroutine gets the VCluster in the file of `--file`, if the command has that option, and a namespace: that of
+    the option, of the file, or of the configuration.
+    """
 
     @wraps(work)
     def run_command(server: str | None, config: Path | None, **own: Any) -> None:
@@ -121,6 +125,8 @@ def with_service(work: Work) -> Callable[..., None]:
 async def run_with_service(work: Work, config: Path | None, server: str | None, own: dict[str, Any]) -> None:
     """Run the work of a command. Raises ClickException with a one-line message."""
     settings = service_config(config, server)
+    if "file" in own:
+        own["file"] = manifest(own["file"]) if own["file"] else {}
     if "namespace" in own:
         in_file = value_at(own.get("file"), "metadata", "namespace")
         own["namespace"] = own["namespace"] or in_file or settings.namespace
@@ -134,6 +140,20 @@ async def run_with_service(work: Work, config: Path | None, server: str | None, 
         raise click.ClickException(error_line(error)) from error
     except TransportError as error:
         raise click.ClickException(" ".join(str(error).split())) from error
+
+
+def manifest(file: str) -> Object:
+    """Return the VCluster in a file, or in standard input for `-`. Raises ClickException."""
+    import yaml
+
+    try:
+        with click.open_file(file, "rb") as stream:
+            found = yaml.safe_load(stream)
+    except (yaml.YAMLError, ValueError) as error:
+        raise click.ClickException(f"{file} is not one YAML document") from error
+    if not isinstance(found, dict) or found.get("kind") != "VCluster":
+        raise click.ClickException(f"{file} must have one object of the kind VCluster")
+    return found
 
 
 def error_line(error: Any) -> str:
@@ -222,17 +242,20 @@ def step_reporter() -> Callable[[Object], None]:
     return report
 
 
-async def finish_operation(client: "ServiceClient", response: Object, *, wait: bool, timeout: str) -> None:
-    """Show the steps of the operation of a response until it has ended. Raises ServiceError if it fails."""
+async def finish_operation(client: "ServiceClient", response: Object, *, wait: bool, timeout: str) -> Object:
+    """Show the steps of the operation of a response until it has ended, and return it. Raises ServiceError if it fails.
+
+    An answer without an operation has changed nothing. Without waiting, the operation is empty, too.
+    """
     operation = response.get("operationId", "")
     if not operation:
-        return
+        return {}
     if not wait:
         click.echo(f"operation {operation} runs; `tapestry op wait {operation}` waits for it", err=True)
-        return
+        return {}
     seconds = parse_duration(timeout, "--timeout").total_seconds()
     try:
-        await client.wait_for_operation(operation, seconds, step_reporter())
+        return await client.wait_for_operation(operation, seconds, step_reporter())
     except TimeoutError:
         raise click.ClickException(
             f"operation {operation} still runs after {timeout}; `tapestry op wait {operation}` waits for it"

@@ -63,24 +63,10 @@ def vc() -> None:
     """Create, change, connect to and delete virtual clusters by a lifecycle service."""
 
 
-def read_manifest(_: click.Context, __: click.Parameter, file: Any) -> Object:
-    """Return the VCluster in a file."""
-    if file is None:
-        return {}
-    try:
-        found = yaml.safe_load(file)
-    except (yaml.YAMLError, ValueError) as error:
-        raise click.UsageError(f"--file: {getattr(file, 'name', file)} is not one YAML document") from error
-    if not isinstance(found, dict) or found.get("kind") != "VCluster":
-        raise click.UsageError("--file: must have one object of the kind VCluster")
-    return found
-
-
 FILE_OPTION = click.option(
     "--file",
     "-f",
-    type=click.File("rb"),
-    callback=read_manifest,
+    type=click.Path(dir_okay=False, allow_dash=True),
     help="File with one VCluster, as `kubectl apply` takes it; - is standard input.",
 )
 SPEC_OPTIONS = (

@@ -106,10 +106,10 @@ async def snapshot(
 ) -> None:
     """Create a snapshot of the virtual cluster NAME."""
     answer = await client.call("SnapshotVCluster", name=name, namespace=namespace, **given)
-    await finish_operation(client, answer, wait=wait, timeout=timeout)
+    operation = await finish_operation(client, answer, wait=wait, timeout=timeout)
     made = answer["snapshot"]
-    if wait:
-        made = (await client.call("GetSnapshot", id=made["id"]))["snapshot"]
+    if id := operation.get("snapshotId"):
+        made = (await client.call("GetSnapshot", id=id))["snapshot"]
     print_items([made], output, SNAPSHOT_COLUMNS, "")
 
 

@@ -21,7 +21,8 @@ async def test_suspend_and_resume_show_the_phase(commands: Commands) -> None:
 
 async def test_snapshot_is_listed_and_restored(commands: Commands) -> None:
     await commands.output("vc", "create", "blue")
-    await commands.output("vc", "snapshot", "blue", "--snapshot-name", "before", "--no-wait")
+    printed = await commands.output("vc", "snapshot", "blue", "--snapshot-name", "before")
+    assert printed.splitlines()[1].split()[:4] == ["snap-0", "before", "blue", "Ready"]
     row = (await commands.output("vc", "snapshots", "blue")).splitlines()[1].split()
     assert row[:4] == ["snap-0", "before", "blue", "Ready"]
     assert "is Running" in await commands.output("vc", "restore", "blue", "--snapshot", "snap-0")

@@ -132,11 +132,13 @@ class MemoryService(EchoService):
         return api.ResumeVClusterResponse(vcluster=found, operation_id=self.operation("Resume", found, call.caller))
 
     async def snapshot(self, call: AdmittedCall) -> Message:
+        """Return the snapshot without its id, which the operation has."""
         found = self.cluster(call.request)
-        made = api.Snapshot(id=f"snap-{len(self.snapshots)}", name=call.request.snapshot_name, vcluster_name=found.name)
-        made.status = api.SNAPSHOT_STATUS_READY
-        self.snapshots[made.id] = made
-        return api.SnapshotVClusterResponse(snapshot=made, operation_id=self.operation("Snapshot", found, call.caller))
+        made = api.Snapshot(name=call.request.snapshot_name, vcluster_name=found.name)
+        id, operation = f"snap-{len(self.snapshots)}", self.operation("Snapshot", found, call.caller)
+        self.operations[operation].snapshot_id = id
+        self.snapshots[id] = api.Snapshot(id=id, name=made.name, vcluster_name=found.name, status=2)
+        return api.SnapshotVClusterResponse(snapshot=made, operation_id=operation)
 
     async def restore(self, call: AdmittedCall) -> Message:
         found = self.cluster(call.request)
@@ -149,6 +151,9 @@ class MemoryService(EchoService):
     async def getvclusterkubeconfig(self, call: AdmittedCall) -> Message:
         self.cluster(call.request)
         return api.GetVClusterKubeconfigResponse(kubeconfig=base64.b64encode(KUBECONFIG.encode()).decode())
+
+    async def getsnapshot(self, call: AdmittedCall) -> Message:
+        return api.GetSnapshotResponse(snapshot=self.snapshots[call.request.id])
 
     async def listsnapshots(self, call: AdmittedCall) -> Message:
         return api.ListSnapshotsResponse(snapshots=self.snapshots.values())
