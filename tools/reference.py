@@ -32,6 +32,7 @@ from tapestry.cli.help_text import exit_codes
 from tapestry.cli.main import COMMANDS, GROUPS, main
 from tapestry.kube.crds import Kind, crd
 from tapestry.vclusters.openapi import openapi_document
+from tapestry.vclusters.validation import ENGINES, Provided, Treat
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tapestry"
@@ -56,6 +57,7 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": cli_page(),
         "docs/reference/kinds.md": kinds_page(),
         "docs/reference/labels.md": labels_page(),
+        "docs/reference/vcluster-fields.md": vcluster_fields_page(),
         "docs/reference/vclusters-openapi.json": json.dumps(openapi_document(), indent=1, sort_keys=True) + "\n",
         "ARCHITECTURE.md": architecture_page(),
         **{f"manifests/crds/{name}": text for name, text in crd_files(MANIFESTS).items()},
@@ -275,6 +277,32 @@ def key_rows() -> Iterator[tuple[str, str, str]]:
 
 
 # -- modules
+
+
+FIELD_SAMPLES = {"kubernetesVersion": "1.28", "distro": "k3s", "replicas": 2}
+"""Values that the engine does not provide, of fields for which the value matters."""
+
+
+def vcluster_fields_page() -> str:
+    """Describe what each engine does with each field of the spec of a virtual cluster."""
+    parts = [f"# Fields of virtual clusters\n\n{MADE}\n"]
+    parts.append(
+        "An engine honors a field of the spec, maps it with the condition `FieldsMapped`, or rejects a request that sets it with "
+        "FAILED_PRECONDITION.\nEmpty fields request nothing. *Compatible* is a service with `--compat-plaintext`.\n"
+    )
+    for engine, treatments in ENGINES.items():
+        rows = [(f"`{path}`", *treatment_cells(path, treat)) for path, treat in treatments.items()]
+        parts.append(f"## Engine {engine}\n\n{table(('field', 'treatment', 'note'), rows)}\n")
+    return "\n".join(parts)
+
+
+def treatment_cells(path: str, treat: Treat) -> tuple[str, str]:
+    strict, compatible = (treat(FIELD_SAMPLES.get(path, "1"), Provided("1.34.0", each)) for each in (False, True))
+    name, note = type(strict).__name__.lower(), "".join(strict)
+    if path not in FIELD_SAMPLES:
+        return name, note
+    other = f"; compatible: {type(compatible).__name__.lower()}" if strict != compatible else ""
+    return f"honored or {name}", note + other
 
 
 def architecture_page() -> str:
