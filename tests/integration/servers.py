@@ -29,6 +29,7 @@ class ServerProcess:
         self.kubeconfig = folder / "kubeconfig"
         """Kubeconfig of the administrator."""
         self.log = folder / "log"
+        self.output = folder / "output"
         self.url = f"https://{address}:{free_ports(1)[0]}"
         self.ready_seconds = 0.0
         self._flags = flags
@@ -55,11 +56,9 @@ class ServerProcess:
         command = self.command()
         log_size = self.log.stat().st_size if self.log.exists() else 0
         begun = time.monotonic()
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, self.output.open("ab") as output:
             environ = {**os.environ, "NO_COLOR": "1", **self._environ}
-            self._process = subprocess.Popen(
-                list(map(str, command)), stdout=subprocess.DEVNULL, stderr=log, env=environ
-            )
+            self._process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=log, env=environ)
         while not self._serves(log_size):
             if self._process.poll() is not None or time.monotonic() - begun > 30:
                 self.kill()
@@ -73,6 +72,14 @@ class ServerProcess:
             return any(
                 f'"{self.started}"'.encode() in line and json.loads(line)["message"] == self.started for line in log
             )
+
+    def wait_for_output(self, text: str) -> None:
+        """Wait until the server has printed a text."""
+        begun = time.monotonic()
+        while text not in self.output.read_text():
+            if self._process is None or self._process.poll() is not None or time.monotonic() - begun > 30:
+                raise RuntimeError(f"the server did not print {text!r}:\n{self.log.read_text()[-2000:]}")
+            self._ticks.wait(0.01)
 
     def stop(self) -> None:
         """Terminate the server, even if it is paused, and check that it exits."""

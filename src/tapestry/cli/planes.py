@@ -3,6 +3,8 @@
 import gc
 import os
 import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +39,14 @@ from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.inspect.tables import fitted_table, table
 from tapestry.kube.objects import Object, name_of, object_named, value_at
 from tapestry.kube.times import parse_duration
-from tapestry.planes.app import run_planes
+from tapestry.planes.app import PlaneProcess, run_planes
 from tapestry.planes.config import PlanesConfig
 from tapestry.process import logs
 from tapestry.process.config import load_config
 from tapestry.process.system import return_large_blocks_to_system, stop_event
 from tapestry.tenants.app import run_tenants
 from tapestry.tenants.plane_deletion import obstacle_to_deletion
+from tapestry.vclusters.config import ServiceConfig
 
 EXPECTED_ERRORS = (ValueError, OSError, StorageError)
 
@@ -92,6 +95,17 @@ RUN_FLAGS: Flags = {
     "--egress-denied-cidrs": ("egressDeniedCidrs", "Comma-separated ranges that planes must not reach."),
     "--log-level": ("logLevel", "Log level: debug, info, warning or error."),
 }
+SERVICE_FLAGS: Flags = {
+    "--rest-address": ("restAddress", "Address of the service of virtual clusters for REST, as 127.0.0.1:8088."),
+    "--grpc-address": ("grpcAddress", "Address of the service of virtual clusters for gRPC, as 127.0.0.1:50051."),
+    "--grpc-mtls-address": ("grpcMtlsAddress", "Address of the service for gRPC with client certificates."),
+}
+SERVICE_SWITCHES: Flags = {
+    "--compat-plaintext": (
+        "compatPlaintext",
+        "Serve clients of the published contract on this machine without TLS and credentials, with all rights.",
+    ),
+}
 RUN_SWITCHES: Flags = {"--named-only": ("namedOnly", "Hold only planes whose records name this process.")}
 
 LIST_SETTINGS = ("etcd.servers", "egressAllowedCidrs", "egressDeniedCidrs")
@@ -108,6 +122,8 @@ LIST_SETTINGS = ("etcd.servers", "egressAllowedCidrs", "egressDeniedCidrs")
 @CONFIG
 @with_options(RUN_FLAGS, {"serverNames": {"multiple": True}})
 @with_options(RUN_SWITCHES, {"namedOnly": {**SWITCH, "metavar": "[BOOL]"}})
+@with_options(SERVICE_FLAGS)
+@with_options(SERVICE_SWITCHES, {"compatPlaintext": {**SWITCH, "metavar": "[BOOL]"}})
 def run_process(config: Path | None, **flags: Any) -> None:
     """Hold planes until SIGTERM or Ctrl-C: the management API and all planes are on one port.
 
@@ -118,10 +134,12 @@ def run_process(config: Path | None, **flags: Any) -> None:
     try:
         settings = load_config(PlanesConfig, file=config, environ=os.environ, flags=given)
         settings = structs.replace(settings, name=settings.name or socket.gethostname().lower())
+        service_flags = settings_from_flags(SERVICE_FLAGS | SERVICE_SWITCHES, flags)
+        service = load_config(ServiceConfig, file=None, environ={}, flags=service_flags)
         logs.configure(settings.log_level, settings.log_format)
         gc.set_threshold(*GC_THRESHOLDS)
         return_large_blocks_to_system()
-        uvloop.run(serve_planes(settings))
+        uvloop.run(serve_planes(settings, service))
     except (*EXPECTED_ERRORS, ExceptionGroup) as error:
         fault = single_exception(error)
         if not isinstance(fault, EXPECTED_ERRORS):
@@ -129,13 +147,44 @@ def run_process(config: Path | None, **flags: Any) -> None:
         raise click.ClickException(fault_message(fault)) from error
 
 
-async def serve_planes(settings: PlanesConfig) -> None:
+async def serve_planes(settings: PlanesConfig, service: ServiceConfig) -> None:
     stopping = stop_event()
-    async with run_planes(settings, mounted_routes, extension=run_tenants) as process:
+    async with run_processes(settings, service) as process:
         click.echo(f"planes are served at {process.address}; kubeconfig of the management API:")
         click.echo(f"  {settings.kubeconfig_file}")
         click.echo("Ctrl-C stops them; their data stays")
         await stopping.wait()
+
+
+@contextmanager
+def service_imports() -> Iterator[None]:
+    """Raise ValueError if the packages of the service are not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        why = f"the service needs {error.name}; install it with: pip install 'kube-tapestry[service]'"
+        raise ValueError(why) from error
+
+
+@asynccontextmanager
+async def run_processes(settings: PlanesConfig, service: ServiceConfig) -> AsyncIterator[PlaneProcess]:
+    """Run planes with tenants, and the service of virtual clusters if it has an address."""
+    if not service.is_enabled:
+        async with run_planes(settings, mounted_routes, extension=run_tenants) as process:
+            yield process
+        return
+    with service_imports():
+        from tapestry.vclusters.app import provided, run_vclusters
+        from tapestry.vclusters.policy import service_admission
+        from tapestry.vclusters.serving import serve_gateway
+    is_compatible = service.compat_plaintext
+    admission = service_admission(provided(is_compatible=is_compatible))
+    async with (
+        run_planes(settings, mounted_routes, extension=run_tenants, admission=admission) as process,
+        run_vclusters(process, is_compatible=is_compatible),
+        serve_gateway(process, service, click.echo),
+    ):
+        yield process
 
 
 def mounted_routes(routes: Routes) -> dict[str, MountedHandler]:

@@ -24,7 +24,6 @@ from tapestry.kube.resources import SECRETS
 from tapestry.planes.app import PlaneProcess, client_of
 from tapestry.planes.plane_keys import PlaneKeys
 from tapestry.process.addresses import Address, parse_address
-from tapestry.process.config import Section
 from tapestry.process.logs import logger
 from tapestry.vclusters.access.authentication import Authenticator
 from tapestry.vclusters.access.keys import new_key
@@ -32,6 +31,7 @@ from tapestry.vclusters.access.rate_limits import RateLimiter
 from tapestry.vclusters.access.roles import Caller
 from tapestry.vclusters.administration import Administration
 from tapestry.vclusters.audit.chained_log import open_log
+from tapestry.vclusters.config import ServiceConfig
 from tapestry.vclusters.contract import Contract
 from tapestry.vclusters.gateway import Gateway
 from tapestry.vclusters.grpc import TlsFiles, serve_grpc
@@ -51,29 +51,6 @@ PAGE_KEY = "key"
 ADMIN = "admin"
 ANONYMOUS = Caller("anonymous", "none", is_platform_admin=True)
 """Caller without credentials on a listener without TLS, which only clients on this machine reach."""
-
-
-class ServiceConfig(Section, frozen=True):
-    """Listeners of the service of virtual clusters. Without any, there is no service."""
-
-    rest_address: str = ""
-    """Address for REST, for example 127.0.0.1:8088."""
-    grpc_address: str = ""
-    """Address for gRPC, for example 127.0.0.1:50051."""
-    grpc_mtls_address: str = ""
-    """Address for gRPC with client certificates."""
-    compat_plaintext: bool = False
-    """Serve clients of the published contract on this machine without TLS and credentials, with all rights."""
-
-    def __post_init__(self) -> None:
-        for text in (self.rest_address, self.grpc_address) if self.compat_plaintext else ():
-            address = parse_address(text)
-            if address is not None and not address.is_loopback:
-                raise ValueError(f"compatPlaintext: {text} is not an address of this machine only, as 127.0.0.1:50051")
-
-    @property
-    def is_enabled(self) -> bool:
-        return bool(self.rest_address or self.grpc_address or self.grpc_mtls_address)
 
 
 @dataclass(frozen=True)

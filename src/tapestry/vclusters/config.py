@@ -1,0 +1,27 @@
+"""Configuration of the service of virtual clusters."""
+
+from tapestry.process.addresses import parse_address
+from tapestry.process.config import Section
+
+
+class ServiceConfig(Section, frozen=True):
+    """Listeners of the service of virtual clusters. Without any, there is no service."""
+
+    rest_address: str = ""
+    """Address for REST, for example 127.0.0.1:8088."""
+    grpc_address: str = ""
+    """Address for gRPC, for example 127.0.0.1:50051."""
+    grpc_mtls_address: str = ""
+    """Address for gRPC with client certificates."""
+    compat_plaintext: bool = False
+    """Serve clients of the published contract on this machine without TLS and credentials, with all rights."""
+
+    def __post_init__(self) -> None:
+        for text in (self.rest_address, self.grpc_address) if self.compat_plaintext else ():
+            address = parse_address(text)
+            if address is not None and not address.is_loopback:
+                raise ValueError(f"compatPlaintext: {text} is not an address of this machine only, as 127.0.0.1:50051")
+
+    @property
+    def is_enabled(self) -> bool:
+        return bool(self.rest_address or self.grpc_address or self.grpc_mtls_address)
