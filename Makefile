@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup e2e image image-lock bench-image up test test-long check reference contract fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-planes bench-tenants bench-streams conformance conformance-planes kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean bench-dns
+.PHONY: help setup e2e image image-lock bench-image up test test-long check reference contract fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile bench-planes bench-tenants bench-vclusters bench-streams conformance conformance-planes kube-assets node-assets client-assets generator-assets queue-assets monitoring-assets conformance-assets kube-assets-if-possible lock clean bench-dns
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ bench-planes: setup ## Measure the memory and the times of planes, and how much 
 
 bench-tenants: setup ## Measure the memory and the times of tenants, and how much they delay each other
 	$(BIN)/python -m benchmarks.tenants
+
+bench-vclusters: setup ## Measure the lifecycle service: creates, lists, and gets compared with our API server
+	$(BIN)/python -m benchmarks.vclusters
 
 bench-dns: setup ## Measure queries to the DNS resolver of a tenant, compared with a bare UDP echo
 	$(BIN)/python -m benchmarks.dns
