@@ -287,8 +287,8 @@ def vcluster_fields_page() -> str:
     """Describe what each engine does with each field of the spec of a virtual cluster."""
     parts = [f"# Fields of virtual clusters\n\n{MADE}\n"]
     parts.append(
-        "An engine honors a field of the spec, maps it with the condition `FieldsMapped`, or rejects a request that\n"
-        "sets it with FAILED_PRECONDITION. Empty fields request nothing. *Compatible* is a service with `--compat-plaintext`.\n"
+        "An engine honors a field of the spec, maps it with the condition `FieldsMapped`, or rejects a request: "
+        "FAILED_PRECONDITION.\nEmpty fields request nothing. *Compatible* is a service with `--compat-plaintext`.\n"
     )
     for engine, treatments in ENGINES.items():
         rows = [(f"`{path}`", *treatment_cells(path, treat)) for path, treat in treatments.items()]

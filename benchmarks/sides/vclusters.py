@@ -137,7 +137,9 @@ def reads(names: str, gets: str, rounds: str) -> dict[str, Any]:
                     cpu = time.process_time()
                     seconds = (await service.client(**command))["seconds"]
                     turns[name].append((each / seconds, (time.process_time() - cpu) / each))
-            best = {name: (max(rate for rate, _ in found), min(cpu for _, cpu in found)) for name, found in turns.items()}
+            best = {
+                name: (max(rate for rate, _ in found), min(cpu for _, cpu in found)) for name, found in turns.items()
+            }
             return {
                 "pages": lists[0]["pages"],
                 "list": statistics.median(found["list_seconds"] for found in lists),
@@ -170,7 +172,13 @@ async def write_vclusters(management: Client, count: int) -> None:
 
     async def write(number: int) -> None:
         resources = {"cpuRequest": "100m", "cpuLimit": "1", "memoryRequest": "128Mi", "memoryLimit": "1Gi"}
-        spec = {"project": PROJECT, "kubernetesVersion": "1.34.3", "distro": "k8s", "replicas": 1, "resources": resources}
+        spec = {
+            "project": PROJECT,
+            "kubernetesVersion": "1.34.3",
+            "distro": "k8s",
+            "replicas": 1,
+            "resources": resources,
+        }
         labels = {"labels": {"team": "platform", "env": "bench"}}
         new = object_named(f"c{number}", NAMESPACE)
         vcluster = await management.create(VCLUSTERS, {**new, "metadata": new["metadata"] | labels, "spec": spec})
