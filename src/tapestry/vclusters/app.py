@@ -19,8 +19,10 @@ from tapestry.controller.config import LeaderElection, ManagerConfig, Metrics, P
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.planes.app import PlaneProcess, client_of
 from tapestry.planes.management import apply_definition, process_identity
-from tapestry.vclusters import operation_sweeper, orchestrator
+from tapestry.vclusters import operation_sweeper, orchestrator, snapshot_sweeper
 from tapestry.vclusters.engines.native import NativeEngine, vcluster_keys
+from tapestry.vclusters.engines.native_snapshots import SnapshotSteps
+from tapestry.vclusters.snapshots import SnapshotFiles
 from tapestry.vclusters.validation import Provided
 
 KINDS = (VCLUSTER, OPERATION, SNAPSHOT, PROJECT, QUOTA, ACCESS_KEY, HOST_CLUSTER)
@@ -30,8 +32,11 @@ KINDS = (VCLUSTER, OPERATION, SNAPSHOT, PROJECT, QUOTA, ACCESS_KEY, HOST_CLUSTER
 async def run_vclusters(process: PlaneProcess, *, is_compatible: bool = False) -> AsyncIterator[None]:
     """Run the orchestrator of virtual clusters. Tenants run in the same process, and begin before it."""
     await prepare_management_api(client_of(process.management))
+    files = SnapshotFiles(process.config, process.plane_set)
+    await asyncio.to_thread(files.remove_leftovers)
     manager = vclusters_manager(process)
-    manager.register("vclusters", partial(install, process=process, is_compatible=is_compatible))
+    manager.register("vclusters", partial(install, process=process, files=files, is_compatible=is_compatible))
+    manager.register("snapshot-sweeper", partial(snapshot_sweeper.install, files=files))
     manager.register("operation-sweeper", operation_sweeper.install)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(manager.run(), name="vclusters")
@@ -67,9 +72,11 @@ def provided(*, is_compatible: bool) -> Provided:
     return Provided(published_api().version.removeprefix("v"), is_compatible)
 
 
-def install(manager: Manager, process: PlaneProcess, *, is_compatible: bool) -> None:
+def install(manager: Manager, process: PlaneProcess, files: SnapshotFiles, *, is_compatible: bool) -> None:
     backend = "etcd" if process.config.backend == "etcd" else "file"
-    engine = NativeEngine(manager.client, provided(is_compatible=is_compatible), backend)
+    features = provided(is_compatible=is_compatible)
+    snapshots = SnapshotSteps(manager.client, files, features)
+    engine = NativeEngine(manager.client, features, snapshots, backend)
     controller = orchestrator.install(manager, {"native": engine})
     for resource in (PLANES, CLUSTER_BINDINGS):
         controller.watch(manager.informer(resource), vcluster_keys)

@@ -45,7 +45,7 @@ UNDO_TIME = timedelta(minutes=5)
 """Time to undo all steps of an operation that has failed."""
 DELETE_RETRY_SECONDS = 30.0
 HEALTHY = "Healthy"
-STATUS_FIELDS = frozenset({"hostCluster", "plane", "apiServerEndpoint", "kubernetesVersion"})
+STATUS_FIELDS = frozenset({"hostCluster", "plane", "apiServerEndpoint", "kubernetesVersion", "lastSnapshot"})
 """Results of steps that are fields of the status. All others are in the journal."""
 
 

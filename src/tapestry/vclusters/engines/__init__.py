@@ -6,7 +6,7 @@ finds everything that it made by the UID of the virtual cluster.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tapestry.apis.vclusters import Journal
 from tapestry.kube.objects import Object
@@ -37,7 +37,7 @@ class Observation:
 
 
 class Engine(Protocol):
-    async def run(self, step: Step, vcluster: Object, journal: Journal) -> Mapping[str, str]:
+    async def run(self, step: Step, vcluster: Object, journal: Journal) -> Mapping[str, Any]:
         """Run a step, and return results that later steps need. Raises StepNotDone, StepFailed and other errors."""
         ...
 

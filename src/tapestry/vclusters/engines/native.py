@@ -4,7 +4,7 @@ Both have a name that follows from the UID of the virtual cluster, so each step 
 a virtual cluster with the same name finds nothing.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.keys import PREFIX
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apis.projects import PROJECTS
-from tapestry.apis.vclusters import Journal
+from tapestry.apis.vclusters import Journal, Phase, Verb
 from tapestry.client.client import Client
 from tapestry.kube.conditions import find_condition, new_condition
 from tapestry.kube.errors import AlreadyExists
@@ -21,6 +21,7 @@ from tapestry.kube.objects import Object, annotations_of, key_of, name_of, uid_o
 from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.resources import Resource
 from tapestry.vclusters.engines import Observation, StepFailed, StepNotDone
+from tapestry.vclusters.engines.native_snapshots import Results, SnapshotSteps, is_new_cluster
 from tapestry.vclusters.placement import NoHostCapacity, choose_host
 from tapestry.vclusters.plans import Step
 from tapestry.vclusters.validation import Provided, mapped_message, treat_spec
@@ -41,7 +42,8 @@ SYNC_FIELDS = {
     "syncNetworkPolicies": "networkPolicies",
     "syncPodDisruptionBudgets": "disruptionBudgets",
 }
-Results = Mapping[str, str]
+CLOSED = {"state": "Suspended", "suspendReason": "the virtual cluster is suspended"}
+"""Fields of a plane that runs nothing."""
 NOTHING: Results = {}
 
 
@@ -51,6 +53,7 @@ class NativeEngine:
 
     client: Client
     provided: Provided
+    snapshots: SnapshotSteps
     backend: str = "file"
     """Storage of planes with persistence."""
 
@@ -66,9 +69,12 @@ class NativeEngine:
             Step.RESUME_WORKLOADS: self._resume_workloads,
             Step.UNINSTALL: self._uninstall,
             Step.VERIFY_REMOVED: self._verify_removed,
+            Step.SNAPSHOT: self._snapshot,
+            Step.PREFLIGHT: self._preflight,
+            Step.SAFETY_COPY: self._safety_copy,
+            Step.RESTORE: self._restore,
+            Step.DELETE_SNAPSHOTS: self._delete_snapshots,
         }
-        if step not in steps:
-            raise StepFailed("NOT_SUPPORTED", f"the native engine has no step {step}", "UNIMPLEMENTED")
         return await steps[step](vcluster, journal)
 
     async def undo(self, step: Step, vcluster: Object, journal: Journal) -> None:
@@ -76,9 +82,15 @@ class NativeEngine:
             case Step.INSTALL:
                 await self._uninstall(vcluster, journal)
             case Step.STOP:
-                await self._start(vcluster, journal)
+                await self._undo_stop(vcluster, journal)
             case Step.DRAIN:
                 await self._resume_workloads(vcluster, journal)
+            case Step.SNAPSHOT:
+                await self.snapshots.undo_snapshot(vcluster, journal)
+            case Step.RESTORE:
+                await self._undo_restore(vcluster, journal)
+            case Step.SAFETY_COPY:
+                self.snapshots.delete_safety_copy(vcluster)
 
     async def observe(self, vcluster: Object) -> Observation:
         name = native_name(vcluster)
@@ -114,8 +126,10 @@ class NativeEngine:
             raise StepFailed("NO_HOST_CAPACITY", str(error)) from error
         return {"hostCluster": host} if host else NOTHING
 
-    async def _install(self, vcluster: Object, _: Journal) -> Results:
-        plane = await self._ensure(PLANES, native_name(vcluster), vcluster, self._plane_spec(vcluster))
+    async def _install(self, vcluster: Object, journal: Journal) -> Results:
+        """Create what is missing. A plane that is to be restored stays closed until its objects are complete."""
+        spec = self._plane_spec(vcluster) | (CLOSED if is_new_cluster(journal) else {})
+        plane = await self._ensure(PLANES, native_name(vcluster), vcluster, spec)
         if host := value_at(vcluster, "status", "hostCluster"):
             spec = {"clusterID": name_of(plane), "virtualCluster": plane_id(plane), "hostCluster": host}
             await self._ensure(CLUSTER_BINDINGS, name_of(plane), vcluster, {**spec, **binding_spec(vcluster)})
@@ -143,8 +157,7 @@ class NativeEngine:
 
     async def _stop(self, vcluster: Object, _: Journal) -> Results:
         plane = await self._installed(vcluster)
-        state = {"state": "Suspended", "suspendReason": "the virtual cluster is suspended"}
-        await self.client.converge(PLANES, plane, {**named(plane), "spec": state})
+        await self.client.converge(PLANES, plane, {**named(plane), "spec": CLOSED})
         if value_at(plane, "status", "phase") != "Suspended":
             raise StepNotDone("the plane is being closed")
         return NOTHING
@@ -180,7 +193,45 @@ class NativeEngine:
         for resource in (CLUSTER_BINDINGS, PLANES):
             if left := await self.client.list(resource, labels=selector):
                 raise StepNotDone(f"{resource.kind} {name_of(left[0])} still exists")
+        self.snapshots.delete_safety_copy(vcluster)
         return NOTHING
+
+    # -- snapshots
+
+    async def _snapshot(self, vcluster: Object, journal: Journal) -> Results:
+        return await self.snapshots.snapshot(vcluster, await self._installed(vcluster), journal)
+
+    async def _preflight(self, vcluster: Object, journal: Journal) -> Results:
+        plane = None if is_new_cluster(journal) else await self._installed(vcluster)
+        return await self.snapshots.preflight(vcluster, plane, journal)
+
+    async def _safety_copy(self, vcluster: Object, journal: Journal) -> Results:
+        plane = await self._installed(vcluster)
+        if journal.phase_from is Phase.SUSPENDED and value_at(plane, "spec", "backend") == "memory":
+            return NOTHING  # there are no objects
+        return await self.snapshots.safety_copy(vcluster, plane)
+
+    async def _restore(self, vcluster: Object, journal: Journal) -> Results:
+        plane = await self._installed(vcluster)
+        if value_at(plane, "status", "phase") != "Suspended":
+            raise StepNotDone("the plane is not closed yet")
+        return await self.snapshots.restore(plane, journal)
+
+    async def _undo_restore(self, vcluster: Object, journal: Journal) -> None:
+        if not is_new_cluster(journal):
+            await self._stop(vcluster, journal)
+            await self.snapshots.undo_restore(vcluster, await self._installed(vcluster), journal)
+
+    async def _undo_stop(self, vcluster: Object, journal: Journal) -> None:
+        """Open the plane again. One in memory lost its objects when it was closed for a restore."""
+        plane = await self._installed(vcluster)
+        is_closed = value_at(plane, "status", "phase") == "Suspended"
+        if is_closed and journal.verb is Verb.RESTORE and value_at(plane, "spec", "backend") == "memory":
+            await self.snapshots.undo_restore(vcluster, plane, journal)
+        await self._start(vcluster, journal)
+
+    async def _delete_snapshots(self, vcluster: Object, _: Journal) -> Results:
+        return await self.snapshots.delete_all(vcluster)
 
     # -- objects
 

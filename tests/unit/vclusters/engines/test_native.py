@@ -2,9 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,52 +16,9 @@ from tapestry.kube.objects import Object, name_of, object_named, value_at
 from tapestry.kube.resources import CONFIGMAPS, PODS
 from tapestry.vclusters.app import run_vclusters
 from tapestry.vclusters.engines.native import binding_spec, native_name
-from tapestry.vclusters.operations import operation_id
 
-from ...tenants.running_tenants import TIMEOUT, HostWorld, bare_world, host_world, run_pod, wait_for_pod
-
-NAMED = object_named("v", "default")
-
-
-@dataclass
-class Service:
-    """The orchestrator in a process of planes, asked as the service asks it."""
-
-    world: HostWorld
-    requests: int = 0
-
-    def operation(self, verb: Verb, **arguments: Any) -> Object:
-        self.requests += 1
-        id = operation_id("jane", verb, str(self.requests))
-        return {"id": id, "verb": verb.value, "principal": "jane", "arguments": arguments}
-
-    async def create(self, **spec: Any) -> Object:
-        content = {"project": "shop", "owner": "jane", **spec, "operation": self.operation(Verb.CREATE)}
-        await self.world.management.create(VCLUSTERS, {**NAMED, "spec": content})
-        return await self.reach(Phase.RUNNING)
-
-    async def request(self, verb: Verb, phase: Phase, **arguments: Any) -> Object:
-        operation = self.operation(verb, **arguments)
-        await self.world.management.patch(VCLUSTERS, NAMED, {"spec": {"operation": operation}})
-        return await self.reach(phase)
-
-    async def reach(self, phase: Phase) -> Object:
-        def is_done(obj: Object | None) -> bool:
-            status = (obj or {}).get("status") or {}
-            is_idle = status.get("lastOperation") == value_at(obj, "spec", "operation", "id")
-            return is_idle and status.get("phase") == phase
-
-        found = await wait_for(self.world.management, VCLUSTERS, "v", "default", until=is_done, timeout=TIMEOUT)
-        assert found is not None
-        return found
-
-    async def delete(self) -> None:
-        await self.world.management.delete(VCLUSTERS, NAMED)
-        gone = lambda obj: obj is None  # noqa: E731
-        await wait_for(self.world.management, VCLUSTERS, "v", "default", until=gone, timeout=TIMEOUT)
-
-    async def leftovers(self) -> list[str]:
-        return [name_of(each) for kind in (PLANES, CLUSTER_BINDINGS) for each in await self.world.management.list(kind)]
+from ...tenants.running_tenants import TIMEOUT, bare_world, host_world, run_pod, wait_for_pod
+from .running_vclusters import NAMED, Service
 
 
 @pytest.fixture
