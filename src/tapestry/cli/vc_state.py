@@ -268,13 +268,15 @@ def cluster_faults(vcluster: Object) -> Iterator[str]:
 
 
 def operation_faults(operations: list[Object]) -> Iterator[str]:
-    """Yield the error of each operation, and of each step that is tried again."""
+    """Yield the steps that operations try again, and the error of the newest one that has ended."""
     for each in operations:
         name = f"operation {each['id']} ({each.get('verb', '')})"
-        if "error" in each:
-            yield f"{name} failed: {each['error'].get('message', '')}"
+        if each.get("done"):
+            if "error" in each:
+                yield f"{name} failed: {each['error'].get('message', '')}"
+            return
         for step in each.get("steps", ()):
-            if step.get("error") and not each.get("done"):
+            if step.get("error"):
                 yield f"{name} tries {step['name']} again, attempt {step.get('attempt', 1)}: {step['error']}"
 
 

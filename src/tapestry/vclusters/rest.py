@@ -4,7 +4,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -73,12 +73,15 @@ class RestListener:
             first = await anext(messages, None)  # an error before it has a status of its own
             await response.prepare(request)
             if first is not None:
-                await response.write(event_of(first, is_sse=is_sse))
                 async with asyncio.TaskGroup() as group:
                     events: Events = asyncio.Queue(MAX_EVENTS)
-                    group.create_task(put_events(events, messages))
-                    await send_events(response, events, is_sse=is_sse)
-        await response.write_eof()
+                    task = group.create_task(put_events(events, messages))
+                    with suppress(ConnectionResetError):  # the client has gone
+                        await response.write(event_of(first, is_sse=is_sse))
+                        await send_events(response, events, is_sse=is_sse)
+                    task.cancel()
+        with suppress(ConnectionResetError):
+            await response.write_eof()
         return response
 
 

@@ -74,3 +74,7 @@ async def test_diagnose_names_what_is_wrong(commands: Commands) -> None:
         "  condition Ready is False: Starting",
         "  operation op-0 (Create) failed: step failed",
     ]
+    await commands.output("vc", "create", "green")
+    commands.service.clusters["blue"].status.Clear()
+    commands.service.operations = dict(reversed(commands.service.operations.items()))  # newest first
+    assert (await commands.run("vc", "diagnose", "blue")).exit_code == 0

@@ -140,6 +140,17 @@ async def test_watch_continues_after_a_disconnect(world: World) -> None:
     assert [each.request.resource_version for each in service.calls] == ["", "2"]
 
 
+async def test_watch_that_a_client_leaves_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with served(tmp_path) as (gateway, service, url):
+        for number in range(1, 2001):
+            cluster = api.VCluster(name=f"v{number}", resource_version=str(number))
+            cluster.annotations["text"] = "x" * 4000
+            service.events.append(api.WatchVClusterResponse(type=1, vcluster=cluster))
+        async with client_of(url, gateway) as client, aclosing(client.watch()) as events:
+            assert (await anext(events))["vcluster"]["name"] == "v1"
+    assert [each.message for each in caplog.records if each.levelname == "ERROR"] == []
+
+
 async def test_watch_ends_with_an_expired_revision(world: World) -> None:
     client, service, _ = world
     service.error = ServiceError(Code.OUT_OF_RANGE, "RESOURCE_VERSION_EXPIRED", "list again")
