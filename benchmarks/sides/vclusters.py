@@ -20,8 +20,10 @@ from benchmarks.sides.planes import run
 from benchmarks.sides.vcluster_client import NAMESPACE, PROJECT, many
 from tapestry.apis.projects import ACCESS_KEYS, PROJECTS
 from tapestry.apis.vclusters import VCLUSTERS
+from tapestry.apiserver.core.requests import APISERVER_USER, CallOrigin
 from tapestry.cli.planes import mounted_routes
 from tapestry.client.client import Client
+from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import NAMESPACES
 from tapestry.planes.app import PlaneProcess, client_of, run_planes
@@ -30,7 +32,8 @@ from tapestry.tenants.app import run_tenants
 from tapestry.vclusters import serving
 from tapestry.vclusters.access.keys import new_key
 from tapestry.vclusters.access.rate_limits import Allowance, Rate, RateLimiter
-from tapestry.vclusters.app import prepare_management_api, run_vclusters
+from tapestry.vclusters.app import prepare_management_api, provided, run_vclusters
+from tapestry.vclusters.policy import service_admission
 from tapestry.vclusters.serving import ServiceConfig, serve_gateway
 
 IDENTITIES = 8
@@ -54,10 +57,6 @@ class Service:
     process: PlaneProcess
     client: Callable[..., Awaitable[Any]]
     """Sends a command to the client."""
-
-    @property
-    def management(self) -> Client:
-        return client_of(self.process.management)
 
 
 @asynccontextmanager
@@ -86,7 +85,8 @@ async def running_service(*, orchestrated: bool) -> AsyncIterator[Service]:
 
     with TemporaryDirectory() as folder:
         config = PlanesConfig(data=folder, name="here", address="127.0.0.1:0")
-        async with run_planes(config, mounted_routes, extension=extension):
+        admission = service_admission(provided(is_compatible=False))
+        async with run_planes(config, mounted_routes, extension=extension, admission=admission):
             yield started[0]
 
 
@@ -127,7 +127,7 @@ def reads(names: str, gets: str, rounds: str) -> dict[str, Any]:
 
     async def measure() -> dict[str, Any]:
         async with running_service(orchestrated=False) as service:
-            await write_vclusters(service.management, number)
+            await write_vclusters(service.process, number)
             lists = [(await service.client("list"))["result"] for _ in range(LISTS)]
             assert all(found["names"] == number for found in lists), lists
             turns: dict[str, list[tuple[float, float]]] = {"api": [], "rest": [], "grpc": []}
@@ -167,8 +167,9 @@ def get_commands(config: PlanesConfig, count: int, names: int) -> dict[str, dict
     }
 
 
-async def write_vclusters(management: Client, count: int) -> None:
-    """Write virtual clusters with the state of running ones."""
+async def write_vclusters(process: PlaneProcess, count: int) -> None:
+    """Write virtual clusters with the state of running ones, like the orchestrator."""
+    management = Client(InProcessTransport(process.management.request_handler, APISERVER_USER, CallOrigin.CONTROLLER))
 
     async def write(number: int) -> None:
         resources = {"cpuRequest": "100m", "cpuLimit": "1", "memoryRequest": "128Mi", "memoryLimit": "1Gi"}
