@@ -15,7 +15,6 @@ from tapestry.apis.operations import OPERATIONS, SNAPSHOTS
 from tapestry.apis.projects import ACCESS_KEYS, PROJECTS, QUOTAS, ProjectSpec
 from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.apiserver.core.requests import (
-    MASTERS_GROUP,
     AdmissionPlugin,
     BuildAdmission,
     CallOrigin,
@@ -25,7 +24,7 @@ from tapestry.apiserver.core.requests import (
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, name_of, value_at
-from tapestry.vclusters.access.authentication import PLATFORM_ADMINS
+from tapestry.vclusters.access.authentication import PLATFORM_ADMIN_GROUPS
 from tapestry.vclusters.access.roles import Caller, Decision, decide, roles_in_projects
 from tapestry.vclusters.admission import CAUSE, VClusterAdmission, api_error
 from tapestry.vclusters.errors import (
@@ -100,7 +99,7 @@ class Policy:
             raise permission_denied(method, resource)
 
     def _caller(self, user: User) -> Caller:
-        is_admin = not {MASTERS_GROUP, PLATFORM_ADMINS}.isdisjoint(user.groups)
+        is_admin = not PLATFORM_ADMIN_GROUPS.isdisjoint(user.groups)
         roles = {} if is_admin else roles_in_projects(project_specs(self.objects), user.name, user.groups)
         return Caller(user.name, "", is_admin, roles)
 

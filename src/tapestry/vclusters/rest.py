@@ -17,7 +17,7 @@ from tapestry.process.addresses import Address
 from tapestry.process.probes import bound_socket, serve_app
 from tapestry.vclusters.access.authentication import Certificate, Credentials
 from tapestry.vclusters.access.rate_limits import Allowance
-from tapestry.vclusters.errors import Code, ServiceError, Violation, field_invalid
+from tapestry.vclusters.errors import Code, ServiceError, Violation, field_invalid, permission_denied
 from tapestry.vclusters.gateway import Gateway, IncomingCall
 from tapestry.vclusters.openapi import openapi_document
 from tapestry.vclusters.rest_routes import RPCS, Match, match_route
@@ -46,6 +46,8 @@ class RestListener:
             return error_response(error)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if self.gateway.authenticator.anonymous is not None:
+            check_is_no_web_page(request)
         match = match_route(request.method, request.rel_url.raw_path)
         if not isinstance(match, Match):
             return no_route(request, match)
@@ -113,6 +115,18 @@ async def send_events(response: web.StreamResponse, events: Events, *, is_sse: b
             await response.write(b"event: error\ndata: %b\n\n" % body if is_sse else body + b"\n")
             return
         await response.write(event_of(event, is_sse=is_sse))
+
+
+def check_is_no_web_page(request: web.Request) -> None:
+    """Raise ServiceError for a request of a web page. Without credentials, every page could use a browser's connection.
+
+    A page of another origin sends the header Origin. One whose name now leads to this machine sends its own name.
+    """
+    host = Address(request.url.host or "", 0)
+    if hdrs.ORIGIN in request.headers or not host.is_loopback:
+        raise permission_denied(
+            "call", "a service without credentials from a web page, or by another name than localhost"
+        )
 
 
 def event_of(message: Message, *, is_sse: bool) -> bytes:

@@ -99,7 +99,8 @@ async def serve_gateway(
 
         anonymous = ANONYMOUS if config.compat_plaintext else None
         authenticator = Authenticator(access_key, ProjectCache(objects), process.now, anonymous)
-        gateway = Gateway(contract, authenticator, audit, process.now, RateLimiter(time.monotonic))
+        limiter = RateLimiter(time.monotonic, lambda: len(process.processes.live_names()))
+        gateway = Gateway(contract, authenticator, audit, process.now, limiter)
         listeners = await listen(stack, gateway, process, config)
         if not objects.all(ACCESS_KEYS):
             announce(f"access key of the administrator, which is shown only once: {await create_admin_key(management)}")

@@ -4,7 +4,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tapestry.process.addresses import Address
+from tapestry.vclusters.access.roles import Caller
 from tapestry.vclusters.errors import Violation, etag_mismatch, field_unsupported, quota_exceeded
 from tapestry.vclusters.grpc import peer_address, serve_grpc
 from tapestry.vclusters.openapi import openapi_document
@@ -165,6 +166,17 @@ async def test_rate_limit_says_when_to_retry(tmp_path: Path) -> None:
             assert response.status == 202
         async with world.http.post(path, json={"name": "b"}, headers=world.headers()) as response:
             assert (response.status, response.headers["Retry-After"]) == (429, "10")
+
+
+@pytest.mark.parametrize("header", ["Origin", "Host"])
+async def test_web_page_gets_no_rights_without_credentials(tmp_path: Path, header: str) -> None:
+    async with listeners(tmp_path) as world:
+        world.world.gateway.authenticator = replace(
+            world.world.gateway.authenticator, anonymous=Caller("anonymous", "none", is_platform_admin=True)
+        )
+        assert (await world.rest("GET", "/v1/vclusters", ""))[0] == 200
+        status, body = await world.rest("GET", "/v1/vclusters", "", headers={header: "evil.example"})
+        assert (status, body["error"]["status"]) == (403, "PERMISSION_DENIED")
 
 
 async def test_large_body_is_rejected(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ from datetime import datetime
 from typing import NamedTuple
 
 from tapestry.apis.projects import AccessKeySpec, ProjectSpec
+from tapestry.apiserver.core.requests import MASTERS_GROUP
 from tapestry.vclusters.access.keys import is_valid, parse_key
 from tapestry.vclusters.access.roles import Caller, roles_in_projects, scopes_of
 from tapestry.vclusters.errors import ServiceError, unauthenticated
 
 BEARER = "bearer "
-PLATFORM_ADMINS = "tapestry:platform-admins"
-"""Group of client certificates whose holders are platform admins."""
+PLATFORM_ADMIN_GROUPS = frozenset({MASTERS_GROUP, "tapestry:platform-admins"})
+"""Groups of the management API whose members are platform admins."""
 
 
 class Certificate(NamedTuple):
@@ -51,7 +52,7 @@ class Authenticator:
             return Caller(
                 certificate.user,
                 f"certificate:{certificate.fingerprint}",
-                PLATFORM_ADMINS in certificate.groups,
+                not PLATFORM_ADMIN_GROUPS.isdisjoint(certificate.groups),
                 roles_in_projects(self.projects(), certificate.user, certificate.groups),
             )
         if self.anonymous is not None:
