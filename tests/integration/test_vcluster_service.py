@@ -1,5 +1,6 @@
 """The service of virtual clusters as a process: the life of a virtual cluster by REST and by gRPC."""
 
+import asyncio
 import base64
 import json
 import re
@@ -141,3 +142,42 @@ async def test_pages_and_watch(tmp_path: Path) -> None:
         records = await world.rest("GET", "/v1/auditrecords", params={"method": "DeleteVCluster"})
         assert [each["stage"] for each in records["records"]] == ["completed", "received"]
         assert (await world.rest("POST", "/v1/auditrecords:verify"))["isComplete"]
+
+
+@pytest.mark.timeout(120)
+async def test_client_of_the_published_contract(tmp_path: Path) -> None:
+    """The calls of the published example, without TLS and credentials. It deletes while it resumes."""
+    (rpc,) = free_ports(1)
+    flags = "--grpc-address", f"127.0.0.1:{rpc}", "--compat-plaintext"
+    spec = {
+        "kubernetes_version": "1.28.0",
+        "distro": "k3s",
+        "replicas": 1,
+        "resources": {"cpu_request": "100m", "cpu_limit": "1", "memory_request": "128Mi", "memory_limit": "1Gi"},
+        "network": {"pod_cidr": "10.244.0.0/16", "service_cidr": "10.96.0.0/12"},
+        "storage": {"enable_persistence": True, "persistence_size": "5Gi"},
+        "sync": {"sync_persistent_volumes": True, "sync_ingresses": True},
+    }
+    named = {"name": "demo", "namespace": "default"}
+    with PlanesProcess(tmp_path / "planes", *flags) as process:
+        process.wait_for_output("served by grpc")
+        async with (
+            aiohttp.ClientSession() as http,
+            grpc.aio.insecure_channel(f"127.0.0.1:{rpc}") as channel,
+            asyncio.timeout(30),
+        ):
+            world = Clients(http, channel, "", [])
+            created = await world.rpc("CreateVCluster", **named, spec=spec)
+            await world.rpc("WaitOperation", id=created["operationId"])
+            for method, fields in (
+                ("GetVCluster", named),
+                ("ListVClusters", {"namespace": "default"}),
+                ("ScaleVCluster", {**named, "resources": {"cpu_limit": "2"}, "replicas": 1}),
+                ("SuspendVCluster", named),
+                ("ResumeVCluster", named),
+                ("DeleteVCluster", named),
+            ):
+                response = await world.rpc(method, **fields)
+                assert response
+                if method in ("ScaleVCluster", "SuspendVCluster"):
+                    await world.rpc("WaitOperation", id=response["operationId"])
