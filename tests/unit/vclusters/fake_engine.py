@@ -33,6 +33,7 @@ class Faults:
     kills_after: int = 0
     errors: int = 0
     waits: int = 0
+    kills_after_undo: int = 0
     is_impossible: bool = False
 
 
@@ -89,10 +90,14 @@ class FakeEngine:
 
     async def undo(self, step: Step, vcluster: Object, journal: Journal) -> None:
         self.calls.append(f"undo {step}")
-        uid = uid_of(vcluster)
-        cluster = self.clusters.get(uid)
-        if cluster is None:
-            return
+        uid, faults = uid_of(vcluster), self.faults.get(step, Faults())
+        if (cluster := self.clusters.get(uid)) is not None:
+            self._undo_effect(step, uid, cluster, journal)
+        if faults.kills_after_undo:
+            faults.kills_after_undo -= 1
+            raise ProcessKilled
+
+    def _undo_effect(self, step: Step, uid: str, cluster: Cluster, journal: Journal) -> None:
         match step:
             case Step.INSTALL:
                 del self.clusters[uid]
@@ -100,6 +105,9 @@ class FakeEngine:
                 cluster.is_running = True
             case Step.DRAIN:
                 cluster.is_drained = False
+            case Step.RESTORE:
+                assert not cluster.version or f"{Step.SAFETY_COPY}-{journal.id}" in cluster.copies
+                cluster.is_running, cluster.version = False, ""
             case Step.SNAPSHOT | Step.SAFETY_COPY:
                 cluster.copies.discard(f"{step}-{journal.id}")
 
@@ -125,6 +133,8 @@ def change(cluster: Cluster, step: Step, operation: str) -> Mapping[str, str]:
         case Step.SNAPSHOT | Step.SAFETY_COPY:
             cluster.copies.add(f"{step}-{operation}")
             return {"snapshot": operation}
+        case Step.RESTORE:
+            cluster.version = operation
         case Step.APPLY:
             cluster.is_running, cluster.version = True, operation
     return {}

@@ -67,8 +67,8 @@ class World:
         assert found is not None
         return found.get("status") or {}
 
-    async def create(self, **arguments: Any) -> str:
-        operation = self.operation(Verb.CREATE, **arguments)
+    async def create(self, verb: Verb = Verb.CREATE, **arguments: Any) -> str:
+        operation = self.operation(verb, **arguments)
         spec = {"project": "shop", "owner": "jane", "engine": "native", "operation": operation}
         await self.client.create(VCLUSTERS, {"metadata": {"name": "v", "namespace": "default"}, "spec": spec})
         return str(operation["id"])
@@ -370,6 +370,37 @@ async def test_killed_operation_ends_like_an_undisturbed_one(
         assert len(await world.records()) == world.requests
         assert world.engine.installs == 1
     assert ends[0] == ends[1]
+
+
+NEW_STEPS = [Step.PLACE, Step.PREFLIGHT, Step.INSTALL, Step.RESTORE, Step.START, Step.WAIT_READY]
+
+
+@pytest.mark.parametrize("step", NEW_STEPS)
+@pytest.mark.parametrize("where", ["kills_before", "kills_after"])
+async def test_killed_restore_makes_one_new_cluster(step: Step, where: str) -> None:
+    world = World()
+    world.engine.faults = {step: Faults(**{where: 2})}
+    operation = await world.create(Verb.RESTORE, snapshotId="s")
+    await world.run_until_idle()
+    assert world.phases == [None, Phase.PENDING, Phase.RESTORING, Phase.RUNNING]
+    [cluster] = world.engine.clusters.values()
+    assert (world.engine.installs, cluster.version, cluster.is_running) == (1, operation, True)
+
+
+RESTORED_IN_PLACE = [Step.SAFETY_COPY, Step.STOP, Step.RESTORE, Step.WAIT_READY]
+
+
+@pytest.mark.parametrize("failing", RESTORED_IN_PLACE)
+@pytest.mark.parametrize("killed", RESTORED_IN_PLACE)
+async def test_failed_restore_is_undone_through_kills(failing: Step, killed: Step) -> None:
+    world = await running()
+    world.engine.faults = {killed: Faults(kills_after_undo=2)}
+    world.engine.faults[failing] = Faults(kills_after_undo=2 * (failing is killed), is_impossible=True)
+    await world.request(Verb.RESTORE, snapshotId="s")
+    await world.run_until_idle()
+    assert world.phases[4:] == [Phase.RESTORING, Phase.RUNNING]
+    [cluster] = world.engine.clusters.values()
+    assert (cluster.is_running, cluster.version, cluster.copies) == (True, "", set())
 
 
 # -- random sequences
