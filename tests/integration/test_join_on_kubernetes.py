@@ -157,7 +157,7 @@ async def test_cluster_joins_lends_and_leaves_without_a_trace(
     assert f"Policy owner/{policy['name']}: Open" in owner.says("explain", "policy", policy["name"])
 
     left = owner.says("unjoin", owner.name, *owner.below).splitlines()
-    assert f"deleted    virtual   ClusterBinding {owner.name}" in left
+    assert f"deleted    virtual    ClusterBinding {owner.name}" in left
     assert process.wait(30) == 0
     await wait_until_gone(owner.virtual, NODES, virtual)
     with pytest.raises(NotFound):
@@ -204,7 +204,7 @@ async def test_forced_leave_works_without_syncer_and_cluster(owner: Owner, tmp_p
         owner.physical_plane.kubeconfig.read_text().replace(owner.physical_plane.url, "https://127.0.0.1:1")
     )
     gone_by_force = owner.says("unjoin", owner.name, "--force", "--timeout", "1", "--cluster-kubeconfig", str(nowhere))
-    assert f"left       physical  ClusterRole tapestry-syncer-{owner.name}-" in gone_by_force
+    assert f"left       physical   ClusterRole tapestry-syncer-{owner.name}-" in gone_by_force
     await wait_until_gone(owner.virtual, CLUSTER_BINDINGS, owner.name)
     owner.says("unjoin", owner.name, *owner.below)  # the cluster is back
     assert await owner.physical.list(CLUSTER_ROLES, labels=OURS) == []

@@ -464,7 +464,10 @@ def without_listeners(config: ManagerConfig) -> ManagerConfig:
 
 
 def comparable_state(clusters: Sequence[Sequence[Object]]) -> dict[str, Any]:
-    """Return the comparable part of a final state: UIDs are replaced by names, times and versions removed."""
+    """Return the comparable part of a final state: without times, versions and the order of conditions.
+
+    UIDs are replaced by names.
+    """
     objects = [(f"{number}: {obj['kind']} {key_of(obj)}", obj) for number, each in enumerate(clusters) for obj in each]
     names = {obj["metadata"]["uid"]: f"uid of {name}" for name, obj in objects}
     return {
@@ -476,7 +479,9 @@ def without_volatile(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, dict):
         return {key: without_volatile(child, names) for key, child in value.items() if key not in VOLATILE}
     if isinstance(value, list):
-        return [without_volatile(child, names) for child in value]
+        children = [without_volatile(child, names) for child in value]
+        is_conditions = all(isinstance(child, dict) and {"type", "status"} <= child.keys() for child in children)
+        return sorted(children, key=lambda child: str(child["type"])) if is_conditions else children
     if isinstance(value, str):
         return TIME.sub("some time", UID.sub(lambda match: names.get(match[0], "some uid"), value))
     return value
