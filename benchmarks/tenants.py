@@ -116,7 +116,9 @@ def kill_switch_rows(scale: Scale) -> Iterator[Row]:
     found = fresh(f"{SIDE}:kill_switch", scale.reclaimed, 2)
     for placement in PLACEMENTS:
         what = f"kill switch until all {scale.reclaimed} twins of a tenant are deleting, placement {placement}"
-        yield Row(what, found[placement], "s", at_most=2.0, detail=f"load {found['load']:.1f}")
+        seconds, cpu_seconds = found[placement]
+        detail = f"{cpu_seconds:.2f} s of CPU with the host; load {found['load']:.1f}"
+        yield Row(what, seconds, "s", at_most=2.0, detail=detail)
 
 
 def quantile(times: list[tuple[float, float]], share: float, column: int) -> float:

@@ -86,6 +86,8 @@ class ReclaimTerms:
     """Use the Eviction API until the deadline, so that disruption budgets are respected."""
     by: str = ""
     """The policy or event that these terms belong to."""
+    twins_first: bool = False
+    """Delete twins before their pods: the node is wanted back at once."""
 
 
 NO_DEADLINE = ReclaimTerms()
@@ -188,7 +190,8 @@ def decide_lease(
     now: datetime,
 ) -> Lease:
     sides = [side for policies in (rules.operator, rules.owner) if (side := matching_policies(policies, node))]
-    killed = ReclaimTerms(now, by="the owner's kill switch") if rules.reclaim_now or has_kill_switch(node) else None
+    is_killed = rules.reclaim_now or has_kill_switch(node)
+    killed = ReclaimTerms(now, by="the owner's kill switch", twins_first=True) if is_killed else None
     if reason := withdrawal_reason(node, sides, rules):
         return Lease(LeaseState.WITHDRAWN, reason, terms=killed or NO_DEADLINE)
     policies, sides = flatten_sides(sides), [side_with_removed(side, removed) for side in sides]

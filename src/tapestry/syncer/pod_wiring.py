@@ -134,7 +134,7 @@ def wire_pods(
     draining = DrainingReconciler(virtual)
     down = manager.controller("pods", waiting_for_grants(draining.reconcile, now), workers=POD_WORKERS)
     physical = PodStatusReconciler(
-        *(identity, caches, syncer.partition, clients.virtual, now, admitter.pending_resizes),
+        *(identity, caches, syncer.partition, clients.virtual, now, admitter.pending_resizes, disruptions),
         is_drained=draining.is_active,
     )
     up = manager.controller("pod-status", waiting_for_grants(physical.reconcile, now), workers=POD_WORKERS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tapestry.apis.ownership import is_ending_in_time
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, is_deleting, key_of, value_at
 from tapestry.kube.pod_requests import effective_requests, occupies_node
 from tapestry.kube.pods import is_pod_terminal
@@ -109,3 +110,9 @@ def disruption_patch(reason: str, terms: ReclaimTerms, now: datetime) -> Object:
         "lastTransitionTime": timestamp(now),
     }
     return {"status": {"conditions": [condition]}}
+
+
+def is_marked_reclaimed(pod: Object) -> bool:
+    """Return whether the pod has the condition of `disruption_patch`."""
+    condition = find_condition(value_at(pod, "status", "conditions"), "DisruptionTarget") or {}
+    return condition.get("status") == "True" and condition.get("reason") == "Reclaimed"

@@ -8,7 +8,6 @@ Twins end at the deadline of their node's lease; see `unattended_twins`. With pl
 yet are deleted soon, because nobody would check the lease of the node that is chosen. Their pods get new ones later.
 """
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.informer_views import InformerView
 from tapestry.kube.crds import decode_spec
-from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at
 from tapestry.kube.pod_requests import PodAllocation
 from tapestry.process.logs import logger
@@ -50,7 +48,6 @@ UNPLACED_SECONDS = 10.0
 """Seconds without a syncer after which twins without a node are deleted. A restart takes less time."""
 SYNC_SECONDS = 1.0
 """Seconds between two checks whether the caches of a host cluster are filled."""
-PARALLEL_DELETIONS = 8
 NECESSARY_FIELDS = ("clusterID", "virtualCluster", "hostCluster", "placement")
 """Fields of a binding that tell what belongs to its tenant."""
 DEFAULTS = SyncerConfig()
@@ -269,27 +266,12 @@ class ReclaimReconciler:
 
     async def _delete(self, host: Host, binding: Binding, twins: Sequence[Object]) -> None:
         """Delete twins with the account of their tenant. Raises the first error, after all others were deleted."""
-        connection, errors = host.connection, list[KubeError]()
+        connection = host.connection
         if connection.access is None:
             return
         access = tenant_access(connection.access, TenantToken(connection.client, host_namespace(binding)))
-        graces = [(each, capped_grace_seconds(each)) for each in twins]
-        client = Client(connection.connect_with(access))
-
-        async def delete(part: Sequence[tuple[Object, int]]) -> None:
-            try:
-                await delete_twins(part, client)
-            except KubeError as error:
-                errors.append(error)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for start in range(min(PARALLEL_DELETIONS, len(graces))):
-                    group.create_task(delete(graces[start::PARALLEL_DELETIONS]))
-        finally:
-            await client.close()
-        if errors:
-            raise errors[0]
+        async with Client(connection.connect_with(access)) as client:
+            await delete_twins([(each, capped_grace_seconds(each)) for each in twins], client)
 
 
 def foreign_allocations(

@@ -372,7 +372,7 @@ def test_kill_switch_reclaims_everything_now(where: str, clock: str) -> None:
     marked = {"node": new_node(reclaim=RECLAIM_NOW)} if where == "node" else {"reclaim_now": True}
     found = lease(gentle, now=now, used="8", **marked)
     assert (found.state, found.reason) == (LeaseState.CLOSED, "Reclaimed")
-    assert found.terms == ReclaimTerms(deadline=now, by="the owner's kill switch")
+    assert found.terms == ReclaimTerms(deadline=now, by="the owner's kill switch", twins_first=True)
     assert found.ends is None
 
 

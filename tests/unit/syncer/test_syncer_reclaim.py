@@ -50,7 +50,7 @@ async def test_kill_switch_shortens_grace_of_deleted_pod() -> None:
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         await set_kill_switch(world)
         await wait_for_end_of_twin(world)
-        assert grace(await world.pod()) == GRACE
+        await world.wait_for_pod(lambda pod: grace(pod) == GRACE, timeout=2)
         assert await world.condition("DisruptionTarget") == ("True", "Reclaimed")
         deletes = len(world.up.writes("DELETE", "/pods/work")), len(world.down.writes("DELETE", "/pods/"))
         await asyncio.sleep(600)

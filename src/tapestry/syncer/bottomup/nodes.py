@@ -111,7 +111,7 @@ class NodeReconciler:
         name, kubelet = self.name_for(node, binding, existing), self.kubelet.endpoint
         desired = virtual_node(node, lease, binding, name, existing, now, kubelet)
         reclaim = reclaim_for(lease, self.reclaimer.running_pods(name) if existing else [], now)
-        async with self.reclaimer.delete_twins_if_unreachable(name, reclaim, lease.reason):
+        async with self.reclaimer.delete_twins_in_time(name, reclaim, lease.reason):
             applied = await self.apply_virtual_node(desired, node, binding, existing, self.partition.since)
             await self.reclaimer.reclaim_pods(reclaim, lease.reason)
         await delete_twins(self.reclaimer.lingering_twins(name, reclaim), self.clients.physical)
@@ -166,7 +166,7 @@ class NodeReconciler:
         reclaim = (
             reclaim_all(pods, ReclaimTerms(now, by="withdrawal"), now) if is_empty else reclaim_all(running, terms, now)
         )
-        async with self.reclaimer.delete_twins_if_unreachable(name, reclaim, reason):
+        async with self.reclaimer.delete_twins_in_time(name, reclaim, reason):
             if taint_named(existing, keys.WITHDRAWING_TAINT) is None:
                 existing = await self.clients.virtual.converge(NODES, existing, withdrawal_patch(existing, now))
                 self.clients.events.warning(

@@ -47,6 +47,8 @@ class PodStatusReconciler:
     now: Callable[[], datetime]
     pending_resizes: Mapping[str, Object]
     """Conditions of resizes that are not applied to the twin, by the UID of the pod."""
+    pending_disruptions: Mapping[str, Object]
+    """Patches that mark reclaimed pods, by the UID of their twin, which was deleted first."""
     is_drained: Callable[[], bool] = lambda: False
     """Return whether the workloads of the binding are drained."""
     patches: dict[str, Patch] = field(default_factory=dict)
@@ -75,6 +77,13 @@ class PodStatusReconciler:
             return False
         return not self.is_drained() or twin.status()["phase"] in TERMINAL_PHASES
 
+    def must_wait(self, pod: VirtualPod, twin: Twin) -> bool:
+        """Return whether the cache lacks the last patch, or a reclaimed pod is to be marked before its twin's end."""
+        last = self.patches.get(pod.key)
+        if last is not None and last.before == pod.version:
+            return True
+        return twin.uid in self.pending_disruptions and not is_deleting(pod.object)
+
     async def reconcile(self, key: str) -> Result | None:
         if self.partition.since is not None:
             return None  # the current status is unknown; all pods are requeued when the cluster responds again
@@ -88,8 +97,7 @@ class PodStatusReconciler:
         if self.caches.pod_on_our_nodes(key) is None:
             # The pod is on a node of another binding, which alone writes its status, or the cache lacks our node.
             return Result(requeue_after=NODE_RECHECK_SECONDS)
-        last = self.patches.get(key)
-        if last is not None and last.before == pod.version:
+        if self.must_wait(pod, twin):
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if self.is_patched(pod, twin):
             return None

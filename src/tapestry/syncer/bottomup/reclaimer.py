@@ -1,9 +1,10 @@
 """Execution of reclaims on virtual nodes.
 
-Pods leave through the virtual cluster. A twin is deleted directly if no deletion of its pod will end it, or if the
-virtual cluster is unreachable, so that its node is free in time.
+Pods leave through the virtual cluster. A twin is deleted directly if no deletion of its pod will end it, or so that its
+node is free in time: if the virtual cluster is unreachable, and before the pods at the owner's kill switch.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from datetime import datetime
 from tapestry.apis.ownership import capped_grace_seconds, is_ending_in_time
 from tapestry.client.client import Client
 from tapestry.client.options import PatchType
+from tapestry.controller.errors import NotLeading
 from tapestry.kube.errors import Conflict, KubeError, NotFound, TooManyRequests, TransportError
 from tapestry.kube.objects import Object, key_of, name_of, uid_of
 from tapestry.kube.pod_requests import occupies_node
@@ -38,6 +40,8 @@ from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.views import Twin
 
 log = logger(__name__)
+
+PARALLEL_DELETIONS = 8
 
 
 @dataclass(frozen=True)
@@ -84,19 +88,36 @@ class Reclaimer:
             except KubeError as error:
                 rejected.append(error)
             else:
+                if (twin := self.caches.twin_of_pod(pod)) is not None:
+                    self.pending_disruptions.pop(uid_of(twin), None)
                 self.clients.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
                 metrics.POD_OUTCOMES.labels(self.identity.binding_name, metrics.FAILED, "Reclaimed").inc()
         if rejected:
             raise rejected[0]
 
     @asynccontextmanager
-    async def delete_twins_if_unreachable(self, node: str, reclaim: Reclaim, reason: str) -> AsyncIterator[None]:
-        """Delete the twins directly if the virtual cluster is unreachable, so that the node is free in time."""
+    async def delete_twins_in_time(self, node: str, reclaim: Reclaim, reason: str) -> AsyncIterator[None]:
+        """Delete the twins directly before what the caller does to their pods, or if that fails to reach them.
+
+        They are deleted first if the terms say so. Then Conflict is raised at once, because the cache will soon know
+        the twin; any other error only after the caller has marked the pods.
+        """
+        rejected = None
+        if reclaim.terms.twins_first:
+            try:
+                await self.delete_reclaimed_twins(node, reclaim, reason, self.clients.physical)
+            except Conflict:
+                raise
+            except KubeError as error:
+                rejected = error
         try:
             yield
         except TransportError:
-            await self.delete_reclaimed_twins(node, reclaim, reason, self.clients.physical)
+            if not reclaim.terms.twins_first:
+                await self.delete_reclaimed_twins(node, reclaim, reason, self.clients.physical)
             raise
+        if rejected is not None:
+            raise rejected
 
     async def delete_reclaimed_twins(self, node: str, reclaim: Reclaim, reason: str, client: Client) -> None:
         """Delete twins before their pods, which are marked later; `node` is the virtual node."""
@@ -136,20 +157,27 @@ class Reclaimer:
 
 
 async def delete_twins(twins: Iterable[tuple[Object, int]], client: Client) -> None:
-    """Delete twins, each with its grace. A rejected deletion does not stop the others.
+    """Delete twins, each with its grace, some at a time. A rejected deletion does not stop the others.
 
     Raises Conflict if a twin differs from the cache: no change of a twin makes the node available again.
     """
-    rejected: list[KubeError] = []
-    for twin, grace in twins:
-        try:
-            await client.delete(PODS, twin, grace_seconds=grace)
-        except NotFound:
-            continue
-        except Conflict as error:
-            rejected.append(error)
-        except KubeError as error:
-            log.warning("reclaim: twin could not be deleted", twin=key_of(twin), error=str(error))
-            rejected.append(error)
+    waiting, rejected = list(twins), list[KubeError | NotLeading]()
+    remaining = iter(waiting)
+
+    async def delete_some() -> None:
+        for twin, grace in remaining:
+            try:
+                await client.delete(PODS, twin, grace_seconds=grace)
+            except NotFound:
+                continue
+            except (Conflict, NotLeading) as error:
+                rejected.append(error)
+            except KubeError as error:
+                log.warning("reclaim: twin could not be deleted", twin=key_of(twin), error=str(error))
+                rejected.append(error)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(PARALLEL_DELETIONS, len(waiting))):
+            group.create_task(delete_some())
     if rejected:
         raise rejected[0]

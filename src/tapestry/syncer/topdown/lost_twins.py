@@ -19,6 +19,7 @@ from tapestry.syncer import metrics
 from tapestry.syncer.caches import CACHE_LAG_SECONDS
 from tapestry.syncer.clients import Clients
 from tapestry.syncer.identity import Identity
+from tapestry.syncer.reclaim import is_marked_reclaimed
 from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter
 from tapestry.syncer.translate import pod_status
 from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
@@ -71,6 +72,9 @@ class LostTwins:
             return Result(requeue_after=CACHE_LAG_SECONDS)
         if patch := self.pending_disruptions.get(uid):
             await self.delete_reclaimed_pod(pod, uid, patch)
+        elif is_marked_reclaimed(pod.object):  # by a process that has ended before it deleted the pod
+            grace = capped_grace_seconds(pod.object)
+            await self.clients.virtual.delete_if_exists(PODS, pod.object, grace_seconds=grace)
         elif not await self.show_final_status(pod):
             conditions = [*self.last_status(pod)["conditions"], *pod.object["status"]["conditions"]]
             reason = pod_status.loss_reason({"status": {"conditions": conditions}})

@@ -14,7 +14,7 @@ KEY = "default/work"
 
 def pod_status_reconciler(syncer: Syncer, resizes: dict[str, Object]) -> PodStatusReconciler:
     client, now = syncer.clients.virtual, syncer.manager.now
-    return PodStatusReconciler(syncer.identity, syncer.caches, syncer.partition, client, now, resizes)
+    return PodStatusReconciler(syncer.identity, syncer.caches, syncer.partition, client, now, resizes, {})
 
 
 @in_virtual_time
