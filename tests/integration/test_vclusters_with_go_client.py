@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from grpc import channel_ready_future, insecure_channel
 
 from tapestry.local.kubernetes import free_ports
+from tapestry.vclusters.api import vcluster_api_pb2 as api
+from tapestry.vclusters.api.vcluster_api_pb2_grpc import OperationsServiceStub
 
 from .servers import PlanesProcess
 
@@ -43,14 +46,24 @@ def go_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("delete_pause", ["2s", "0s"], ids=["later", "while-resuming"])
-def test_published_example_completes(go_client: Path, tmp_path: Path, delete_pause: str) -> None:
-    rest, grpc = (f"127.0.0.1:{port}" for port in free_ports(2))
-    flags = ("--compat-plaintext", "--rest-address", rest, "--grpc-address", grpc)
-    with PlanesProcess(tmp_path / "planes", *flags):
-        command = [go_client, "-server", grpc, "-delete-pause", delete_pause]
+@pytest.mark.parametrize(
+    ("delete_pause", "phases"),
+    [("2s", {api.PHASE_RUNNING}), ("0s", {api.PHASE_RESUMING, api.PHASE_SUSPENDED})],
+    ids=["later", "while-resuming"],
+)
+def test_published_example_completes(go_client: Path, tmp_path: Path, delete_pause: str, phases: set[int]) -> None:
+    """A deletion that comes first of all ends the resume, or prevents its start."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    flags = ("--compat-plaintext", "--grpc-address", address)
+    with PlanesProcess(tmp_path / "planes", *flags), insecure_channel(address) as channel:
+        channel_ready_future(channel).result(30)  # the process begins to serve planes before virtual clusters
+        command = [go_client, "-server", address, "-delete-pause", delete_pause]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert results["create"] == results["get"] == "PHASE_RUNNING"
-    assert results["list"] == "1 of 1"
+        assert done.returncode == 0, done.stdout + done.stderr
+        results = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+        assert results["create"] == results["get"] == "PHASE_RUNNING"
+        assert results["list"] == "1 of 1"
+        wait = api.WaitOperationRequest(id=results["delete"], timeout_seconds=30)
+        deletion = OperationsServiceStub(channel).WaitOperation(wait)
+    assert (deletion.done, deletion.error.code) == (True, 0), deletion
+    assert deletion.phase_from in phases
