@@ -3,20 +3,21 @@
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from aiohttp import hdrs, web
 from google.protobuf.message import Message
 
 from tapestry.apiserver.serving.http_handler import verified_subject
-from tapestry.kube.objects import value_at
 from tapestry.process.addresses import Address
 from tapestry.process.probes import bound_socket, serve_app
 from tapestry.vclusters.access.authentication import Certificate, Credentials
 from tapestry.vclusters.access.rate_limits import Allowance
+from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.errors import Code, ServiceError, Violation, field_invalid, permission_denied
 from tapestry.vclusters.gateway import Gateway, IncomingCall
 from tapestry.vclusters.openapi import openapi_document
@@ -130,11 +131,11 @@ def check_is_no_web_page(request: web.Request) -> None:
 
 
 def event_of(message: Message, *, is_sse: bool) -> bytes:
-    fields = response_fields(message)
-    body = encoded(fields)
+    body = encoded(response_fields(message))
     if not is_sse:
         return body + b"\n"
-    revision = fields.get("vcluster", {}).get("resourceVersion", "")
+    vcluster = getattr(message, "vcluster", None)
+    revision = vcluster.resource_version if vcluster is not None else ""
     return b"id: %b\ndata: %b\n\n" % (revision.encode(), body)
 
 
@@ -182,32 +183,30 @@ def certificate_of(tls: ssl.SSLObject) -> Certificate | None:
 
 
 def response_of(match: Match, request: web.Request, response: Message, allowance: Allowance) -> web.Response:
-    fields = response_fields(response)
     headers = rate_limit_headers(allowance)
-    etag = etag_in(match, fields)
+    etag = etag_in(match, response)
     if etag:
         headers[hdrs.ETAG] = quoted = f'"{etag}"'
         if request.method == hdrs.METH_GET and quoted in request.headers.get(hdrs.IF_NONE_MATCH, "").split(", "):
             return web.Response(status=304, headers=headers)
-    operation = fields.get("operationId", "")
+    operation = getattr(response, "operation_id", "")
     if operation:
         headers[hdrs.LOCATION] = f"/v1/operations/{operation}"
     status = match.route.status if operation or match.route.status != ACCEPTED else 200
-    if status == ACCEPTED and value_at(fields, "vcluster", "status", "phase") == "PHASE_RUNNING" and is_create(match):
-        status = CREATED  # the client has waited
-    return web.Response(body=encoded(fields), status=status, content_type=JSON, headers=headers)
+    if status == ACCEPTED and has_waited(match, response):
+        status = CREATED
+    body = encoded(response_fields(response))
+    return web.Response(body=body, status=status, content_type=JSON, headers=headers)
 
 
-def is_create(match: Match) -> bool:
-    return match.route.method == "CreateVCluster"
+def has_waited(match: Match, response: Any) -> bool:
+    return match.route.method == "CreateVCluster" and response.vcluster.status.phase == api.PHASE_RUNNING
 
 
-def etag_in(match: Match, fields: Mapping[str, object]) -> str:
+def etag_in(match: Match, response: Message) -> str:
     if not match.route.etag_of:
         return ""
-    field = RPCS[match.route.method].output_type.fields_by_name.get(match.route.etag_of)
-    source = fields.get(field.json_name, {}) if field is not None else fields
-    return str(source.get("etag", "")) if isinstance(source, dict) else ""
+    return str(getattr(response, match.route.etag_of, response).etag)
 
 
 def rate_limit_headers(allowance: Allowance) -> dict[str, str]:

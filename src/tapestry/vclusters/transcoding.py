@@ -1,6 +1,8 @@
 """Translation between the JSON of REST and the messages of the contract."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -10,12 +12,16 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tapestry.kube.objects import Object
+from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.errors import Violation, field_invalid
 from tapestry.vclusters.rest_routes import BODY_IS_MESSAGE, RPCS, Match
 
+VCLUSTER = api.VCluster.DESCRIPTOR
 MAX_BODY_BYTES = 1 << 20
 MAX_DEPTH = 32
 """Maximum depth of a body. The deepest message of the contract has 6 levels."""
+MAX_ENCODED = 10_000
+"""Virtual clusters whose JSON is kept, about 1 KiB each."""
 
 
 def request_message(match: Match, query: Iterable[tuple[str, str]], body: bytes) -> Message:
@@ -108,9 +114,45 @@ def set_path_parameter(fields: Object, descriptor: Descriptor, path: str, text: 
 
 
 def response_fields(message: Message) -> Object:
-    fields: Object = json_format.MessageToDict(message)
+    """Return the fields of a message in JSON. Virtual clusters are encoded already: most were before."""
+    descriptor = message.DESCRIPTOR
+    if not any(each.message_type is VCLUSTER for each in descriptor.fields):
+        fields: Object = json_format.MessageToDict(message)
+        return fields
+    given = message.ListFields()
+    others = {each.name: value for each, value in given if each.message_type is not VCLUSTER}
+    fields = json_format.MessageToDict(type(message)(**others))
+    for each, value in given:
+        if each.message_type is VCLUSTER:
+            is_list = each.is_repeated
+            fields[each.json_name] = [ENCODED.of(item) for item in value] if is_list else ENCODED.of(value)
     return fields
 
 
 def encoded(fields: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(fields)
+
+
+@dataclass(frozen=True)
+class EncodedVClusters:
+    """JSON of virtual clusters by what identifies their content. Kubeconfigs are never kept."""
+
+    _known: OrderedDict[tuple[str, str, str], msgspec.Raw] = field(default_factory=OrderedDict)
+
+    def of(self, vcluster: Any) -> msgspec.Raw:
+        key = (vcluster.id, vcluster.resource_version, vcluster.etag)
+        if not all(key) or vcluster.status.kubeconfig:
+            return encode_vcluster(vcluster)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = encode_vcluster(vcluster)
+            if len(self._known) > MAX_ENCODED:
+                self._known.popitem(last=False)
+        return found
+
+
+def encode_vcluster(vcluster: Message) -> msgspec.Raw:
+    return msgspec.Raw(encoded(json_format.MessageToDict(vcluster)))
+
+
+ENCODED = EncodedVClusters()

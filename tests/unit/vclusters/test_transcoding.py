@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from google.protobuf import json_format
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.errors import ServiceError
 from tapestry.vclusters.rest_routes import ROUTES, RPCS, Match, match_route
-from tapestry.vclusters.transcoding import request_message, response_fields
+from tapestry.vclusters.transcoding import encoded, request_message, response_fields
 
 VCLUSTER = "/v1/namespaces/shop/vclusters/blue"
 
@@ -81,7 +82,31 @@ def test_request_without_body_rejects_one() -> None:
 
 def test_response_has_names_of_json() -> None:
     response = api.GetVClusterResponse(vcluster=api.VCluster(generation=5, status=api.VClusterStatus(phase=2)))
-    assert response_fields(response) == {"vcluster": {"generation": "5", "status": {"phase": "PHASE_RUNNING"}}}
+    assert body_of(response) == {"vcluster": {"generation": "5", "status": {"phase": "PHASE_RUNNING"}}}
+
+
+def body_of(response: Message) -> Any:
+    return json.loads(encoded(response_fields(response)))
+
+
+def test_encoded_virtual_clusters_are_those_of_the_message() -> None:
+    vclusters = [
+        api.VCluster(id=id, name=name, labels={"a": "b"}, etag=etag, resource_version="7")
+        for id, name, etag in (("1", "blue", "e"), ("2", "green", "e"), ("1", "changed", "f"), ("", "new", ""))
+    ]
+    response = api.ListVClustersResponse(vclusters=vclusters, next_page_token="next", total_count=4)
+    for _ in range(2):
+        assert body_of(response) == json_format.MessageToDict(response)
+    watched = api.WatchVClusterResponse(type="WATCH_EVENT_TYPE_DELETED", vcluster=vclusters[0])
+    assert body_of(watched) == json_format.MessageToDict(watched)
+    assert body_of(api.GetVClusterResponse()) == {}
+
+
+def test_kubeconfig_is_not_kept() -> None:
+    vcluster = api.VCluster(id="1", etag="k", resource_version="8", status=api.VClusterStatus(kubeconfig="secret"))
+    assert body_of(api.GetVClusterResponse(vcluster=vcluster))["vcluster"]["status"] == {"kubeconfig": "secret"}
+    vcluster.status.ClearField("kubeconfig")
+    assert "kubeconfig" not in str(body_of(api.GetVClusterResponse(vcluster=vcluster)))
 
 
 names = st.sampled_from(
