@@ -35,8 +35,8 @@ from tapestry.manager.syncers import load_templates, packaged_templates, scopes,
 from ..unit.local.worlds import MASTERS, World, new_cluster
 
 SYSTEM = "tapestry-system"
-CLOSED_INPUT = re.compile(r"E\d{4} .*write on closed stream 0")
-"""Message of kubectl if a session ends before it has closed its input."""
+CLOSED_INPUT = re.compile(r"E\d{4} .*(write on closed stream 0|websocket: close sent)")
+"""Messages of kubectl if a session ends before it has closed its input."""
 WORKLOADS = ("deployments", "replicasets", "scheduler", "garbage")
 
 
