@@ -128,7 +128,11 @@ def reads(names: str, gets: str, rounds: str) -> dict[str, Any]:
     async def measure() -> dict[str, Any]:
         async with running_service(orchestrated=False) as service:
             await write_vclusters(service.process, number)
-            lists = [(await service.client("list"))["result"] for _ in range(LISTS)]
+            lists, list_cpu = [], []
+            for _ in range(LISTS):
+                before = time.process_time()
+                lists.append((await service.client("list"))["result"])
+                list_cpu.append(time.process_time() - before)
             assert all(found["names"] == number for found in lists), lists
             turns: dict[str, list[tuple[float, float]]] = {"api": [], "rest": [], "grpc": []}
             commands = get_commands(service.process.config, each, number)
@@ -142,7 +146,8 @@ def reads(names: str, gets: str, rounds: str) -> dict[str, Any]:
             }
             return {
                 "pages": lists[0]["pages"],
-                "list": statistics.median(found["list_seconds"] for found in lists),
+                "lists": [found["list_seconds"] for found in lists],
+                "list_cpu": statistics.median(list_cpu),
                 "turns": best,
                 "load": os.getloadavg()[0],
             }

@@ -53,9 +53,9 @@ class Pager:
             found = list_at(revision)
         except Compacted as error:
             raise resource_version_expired(error.oldest) from error
-        pairs = sorted(((key(each), id_of(each)) for each in found), reverse=is_descending)
         by_id = {id_of(each): each for each in found}
-        start = 0 if position is None else next_index(pairs, tuple(position.last))
+        pairs = sorted(((key(each), id) for id, each in by_id.items()), reverse=is_descending)
+        start = 0 if position is None else next_index(pairs, position.last)
         chosen = pairs[start : start + size]
         token = self.tokens.token(revision, chosen[-1], filters) if start + size < len(pairs) else ""
         return Page([by_id[id] for _, id in chosen], token, len(pairs))
@@ -73,7 +73,7 @@ def id_of(obj: Object) -> str:
     return f"{namespace_of(obj) or ''}/{name_of(obj)}"
 
 
-def next_index(pairs: Sequence[tuple[str, str]], last: tuple[str, ...]) -> int:
+def next_index(pairs: Sequence[tuple[str, str]], last: tuple[str, str]) -> int:
     """Return the place after a pair. It is missing if the caller may not see it any more."""
     for number, pair in enumerate(pairs):
         if pair == last:

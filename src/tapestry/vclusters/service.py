@@ -184,19 +184,21 @@ class VClusterService:
         selector = selector_of(request.label_selector)
         phases = frozenset(request.phases)
 
-        def is_listed(vcluster: Object) -> bool:
-            return (
-                is_visible(caller, vcluster)
-                and request.project in ("", project_in(vcluster))
-                and request.owner in ("", value_at(vcluster, "spec", "owner"))
-                and (not phases or self._phase(vcluster) in phases)
-                and selector.matches(labels_of(vcluster))
-            )
+        checks: list[Callable[[Object], bool]] = [lambda each: is_visible(caller, each)]
+        if request.project:
+            checks.append(lambda each: project_in(each) == request.project)
+        if request.owner:
+            checks.append(lambda each: value_at(each, "spec", "owner") == request.owner)
+        if phases:
+            checks.append(lambda each: self._phase(each) in phases)
+        if request.label_selector:
+            checks.append(lambda each: selector.matches(labels_of(each)))
 
         def list_at(revision: int) -> list[Object]:
-            return [
-                each for each in self.objects.at_revision(VCLUSTERS, request.namespace, revision) if is_listed(each)
-            ]
+            found = self.objects.at_revision(VCLUSTERS, request.namespace, revision)
+            for check in checks:
+                found = list(filter(check, found))
+            return found
 
         filters = {
             "method": call.method,

@@ -21,7 +21,7 @@ MAX_BODY_BYTES = 1 << 20
 MAX_DEPTH = 32
 """Maximum depth of a body. The deepest message of the contract has 6 levels."""
 MAX_ENCODED = 10_000
-"""Virtual clusters whose JSON is kept, about 1 KiB each."""
+"""Virtual clusters whose JSON is cached, about 1 KiB each."""
 
 
 def request_message(match: Match, query: Iterable[tuple[str, str]], body: bytes) -> Message:
@@ -135,7 +135,7 @@ def encoded(fields: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class EncodedVClusters:
-    """JSON of virtual clusters by what identifies their content. Kubeconfigs are never kept."""
+    """JSON of virtual clusters by what identifies their content. No kubeconfig is cached."""
 
     _known: OrderedDict[tuple[str, str, str], msgspec.Raw] = field(default_factory=OrderedDict)
 

@@ -102,7 +102,7 @@ def test_encoded_virtual_clusters_are_those_of_the_message() -> None:
     assert body_of(api.GetVClusterResponse()) == {}
 
 
-def test_kubeconfig_is_not_kept() -> None:
+def test_kubeconfig_is_not_cached() -> None:
     vcluster = api.VCluster(id="1", etag="k", resource_version="8", status=api.VClusterStatus(kubeconfig="secret"))
     assert body_of(api.GetVClusterResponse(vcluster=vcluster))["vcluster"]["status"] == {"kubeconfig": "secret"}
     vcluster.status.ClearField("kubeconfig")
