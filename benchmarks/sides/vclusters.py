@@ -56,7 +56,7 @@ class RaisedLimits(RateLimiter):
 class Service:
     process: PlaneProcess
     client: Callable[..., Awaitable[Any]]
-    """Sends a command to the client."""
+    """Function that sends a command to the client."""
 
 
 @asynccontextmanager

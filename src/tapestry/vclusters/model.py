@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf import json_format
@@ -29,11 +30,19 @@ MAX_CACHED = 20_000
 
 
 def timestamp_of(value: str | datetime | None) -> Timestamp | None:
+    if isinstance(value, str):
+        return parsed_timestamp(value)
     if value is None:
         return None
     result = Timestamp()
-    result.FromDatetime(parse_time(value) if isinstance(value, str) else value)
+    result.FromDatetime(value)
     return result
+
+
+@lru_cache(maxsize=10_000)
+def parsed_timestamp(text: str) -> Timestamp | None:
+    """Return a message that callers must not change. Many objects have the same times."""
+    return timestamp_of(parse_time(text))
 
 
 def etag_of(message: Message) -> str:
@@ -105,15 +114,14 @@ def spec_message(spec: Object) -> api.VClusterSpec:
 
 
 def status_message(status: Object, *, is_compatible: bool) -> api.VClusterStatus:
-    usage = json_format.ParseDict(status.get("currentUsage") or {}, api.ResourceUsage(), ignore_unknown_fields=True)
-    snapshot = status.get("lastSnapshot")
+    usage, snapshot = status.get("currentUsage"), status.get("lastSnapshot")
     return api.VClusterStatus(
         phase=phase_number(status.get("phase"), is_compatible=is_compatible),
         message=status.get("message") or "",
         reason=status.get("reason") or "",
         conditions=[condition_message(each) for each in status.get("conditions") or ()],
         api_server_endpoint=status.get("apiServerEndpoint") or "",
-        current_usage=usage if status.get("currentUsage") else None,
+        current_usage=json_format.ParseDict(usage, api.ResourceUsage(), ignore_unknown_fields=True) if usage else None,
         ready_replicas=status.get("readyReplicas") or 0,
         total_replicas=status.get("totalReplicas") or 0,
         ready_time=timestamp_of(status.get("readyTime")),
