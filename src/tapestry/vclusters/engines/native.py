@@ -15,6 +15,7 @@ from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apis.projects import PROJECTS
 from tapestry.apis.vclusters import Journal, Phase, Verb
 from tapestry.client.client import Client
+from tapestry.controlplane.app import OPTIONAL_CONTROLLERS, WILDCARD
 from tapestry.kube.conditions import find_condition, new_condition
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object, annotations_of, key_of, name_of, uid_of, value_at
@@ -42,6 +43,8 @@ SYNC_FIELDS = {
     "syncNetworkPolicies": "networkPolicies",
     "syncPodDisruptionBudgets": "disruptionBudgets",
 }
+TENANT_CONTROLLERS = [WILDCARD, *OPTIONAL_CONTROLLERS]
+"""Controllers of a plane whose pods run in a host cluster: all, as for `tapestry tenant create`."""
 CLOSED = {"state": "Suspended", "suspendReason": "the virtual cluster is suspended"}
 """Fields of a plane that runs nothing."""
 NOTHING: Results = {}
@@ -129,6 +132,8 @@ class NativeEngine:
     async def _install(self, vcluster: Object, journal: Journal) -> Results:
         """Create what is missing. A plane that is to be restored stays closed until its objects are complete."""
         spec = self._plane_spec(vcluster) | (CLOSED if is_new_cluster(journal) else {})
+        if value_at(vcluster, "status", "hostCluster"):
+            spec["controllers"] = TENANT_CONTROLLERS
         plane = await self._ensure(PLANES, native_name(vcluster), vcluster, spec)
         if host := value_at(vcluster, "status", "hostCluster"):
             spec = {"clusterID": name_of(plane), "virtualCluster": plane_id(plane), "hostCluster": host}

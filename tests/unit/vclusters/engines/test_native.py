@@ -13,11 +13,11 @@ from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
 from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, name_of, object_named, value_at
-from tapestry.kube.resources import CONFIGMAPS, PODS
+from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, PODS
 from tapestry.vclusters.app import run_vclusters
 from tapestry.vclusters.engines.native import binding_spec, native_name
 
-from ...tenants.running_tenants import TIMEOUT, bare_world, host_world, run_pod, wait_for_pod
+from ...tenants.running_tenants import TIMEOUT, bare_world, host_world, pod_named, run_pod, wait_for_pod
 from .running_vclusters import NAMED, Service
 
 
@@ -103,6 +103,18 @@ async def test_pods_run_in_host_cluster_until_they_are_drained(hosted: Service) 
     await hosted.delete()
     assert await hosted.leftovers() == []
     assert not [each for each in await client_pods(hosted) if "work" in name_of(each)]
+
+
+async def test_workloads_of_a_cluster_with_host_run(hosted: Service) -> None:
+    await hosted.create()
+    client = await hosted.client()
+    labels = {"app": "web"}
+    template = {"metadata": {"labels": labels}, "spec": pod_named("w")["spec"]}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    await client.create(DEPLOYMENTS, {**object_named("web", "default"), "spec": spec})
+    is_ready = lambda each: value_at(each, "status", "readyReplicas") == 1  # noqa: E731
+    assert await wait_for(client, DEPLOYMENTS, "web", "default", until=is_ready, timeout=TIMEOUT)
+    await hosted.delete()
 
 
 async def client_pods(service: Service) -> list[Object]:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.operations import OPERATIONS, SNAPSHOTS
 from tapestry.apis.vclusters import VCLUSTERS, Journal, Phase, Verb
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
-from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
+from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES
 from tapestry.kube.times import parse_time
 from tapestry.vclusters.app import run_vclusters
 from tapestry.vclusters.engines.native import NativeEngine
@@ -247,3 +248,36 @@ async def test_each_step_may_be_repeated_after_its_effect(
     assert len(await snapshots(alone)) == 1
     steps = {step for _, step in done}
     assert steps >= {Step.SNAPSHOT, Step.PREFLIGHT, Step.SAFETY_COPY, Step.STOP, Step.RESTORE, Step.START}
+
+
+async def test_claim_keeps_its_volume_through_a_restore(hosted: Service) -> None:
+    """No syncer sees the plane without its objects, or it would delete the claim in the host cluster."""
+    offer = {"spec": {"storageClasses": [{"name": "fast", "hostName": "standard"}]}}
+    await hosted.world.management.patch(HOST_CLUSTERS, object_named("east"), offer)
+    await hosted.create(storage={"defaultStorageClass": "fast"}, sync={"syncStorageClasses": True})
+    client = await hosted.client()
+    await wait_for(client, STORAGE_CLASSES, "fast", until=bool, timeout=TIMEOUT)
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    await client.create(PERSISTENT_VOLUME_CLAIMS, {**object_named("data", "default"), "spec": claim})
+    await run_pod(client, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
+    before = await bound_claim(client)
+    [twin] = await hosted.world.host.client.list(PERSISTENT_VOLUME_CLAIMS)
+    made = await snapshot(hosted)
+    await client.create(CONFIGMAPS, object_named("later", "default"))
+    await hosted.request(Verb.RESTORE, Phase.RUNNING, snapshotId=name_of(made))
+    client = await hosted.client()
+    await wait_for_pod(client, "work", lambda each: value_at(each, "status", "phase") == "Running")
+    assert await bound_claim(client) == before
+    assert [uid_of(each) for each in await hosted.world.host.client.list(PERSISTENT_VOLUME_CLAIMS)] == [uid_of(twin)]
+    await hosted.delete()
+
+
+async def bound_claim(client: Client) -> tuple[str, str]:
+    """Return the UID of the claim and the name of its volume."""
+    found = await wait_for(
+        *(client, PERSISTENT_VOLUME_CLAIMS, "data", "default"),
+        until=lambda each: value_at(each, "status", "phase") == "Bound",
+        timeout=TIMEOUT,
+    )
+    assert found is not None
+    return uid_of(found), found["spec"]["volumeName"]
