@@ -75,7 +75,7 @@ def wire_nodes(syncer: Syncer, is_needed: Callable[[str], bool] = is_always_need
         return (name for name in physical_node_under(caches, pod.node) if physical.depends_on_pods(name))
 
     def nodes_reclaiming(pod: PhysicalPod) -> Iterable[str]:
-        return (name for name in node_of_unattended_twin(caches, pod) if physical.depends_on_pods(name))
+        return (name for name in node_of_twin_without_pod(caches, pod) if physical.depends_on_pods(name))
 
     def requeue_every_node() -> None:
         for name in every_node():
@@ -174,7 +174,7 @@ def node_of_ended_twin(caches: Caches, twin: PhysicalPod) -> Iterable[str]:
     return physical_node_under(caches, virtual_node_name_of(twin.object))
 
 
-def node_of_unattended_twin(caches: Caches, twin: PhysicalPod) -> Iterable[str]:
+def node_of_twin_without_pod(caches: Caches, twin: PhysicalPod) -> Iterable[str]:
     """Return the physical node of a twin that no pod deletion will end, so that the lease's end must."""
     if not isinstance(twin, Twin):
         return ()

@@ -27,10 +27,10 @@ from tapestry.planes.plane_ports import PlanePorts
 from tapestry.planes.plane_set import PlaneEntry
 from tapestry.syncer.cache_transforms import with_changed_at
 from tapestry.tenants import host_clusters, leftovers, reclaim_controller, tenant_controller
-from tapestry.tenants.attendance import Attendance, plane_state, planes_by_id
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
 from tapestry.tenants.host_connection import Connect
 from tapestry.tenants.plane_deletion import obstacle_to_deletion
+from tapestry.tenants.syncer_liveness import SyncerLiveness, plane_state, planes_by_id
 from tapestry.tenants.tenant_controller import oldest, plane_of
 from tapestry.tenants.tenant_dns import DNS_PORTS, TenantDns
 from tapestry.tenants.tenant_preparation import Preparation
@@ -123,16 +123,16 @@ def install(
     plane_set, endpoints = process.plane_set, process.endpoints
     bindings, planes = manager.informer(CLUSTER_BINDINGS), manager.informer(PLANES, indexers={"id": planes_by_id})
 
-    attendance = Attendance(planes, plane_set, tenants, process.processes)
+    liveness = SyncerLiveness(planes, plane_set, tenants, process.processes)
     preparation = Preparation(
         endpoints.ports.port_of, endpoints.ports.host, dns_ports.port_of, process.tls.set_extra_names
     )
     host_clusters.install(manager, clusters, process.processes.is_candidate)
     leftovers.install(manager, clusters, process.processes.is_candidate)
     recheck = tenant_controller.install(
-        *(manager, clusters, tenants, preparation, attendance.is_responsible, plane_set.syncer_transport)
+        *(manager, clusters, tenants, preparation, liveness.is_responsible, plane_set.syncer_transport)
     )
-    recheck_reclaim = reclaim_controller.install(manager, clusters, attendance.is_attended)
+    recheck_reclaim = reclaim_controller.install(manager, clusters, liveness.is_syncer_live)
     management = ManagementCaches(
         bindings=PartViews(bindings, uid_of, name_of),
         hosts=WholeViews(manager.informer(HOST_CLUSTERS)),
@@ -170,7 +170,7 @@ def install(
         for entry in plane_set:
             recheck(entry.id)
 
-    manager.run_always("attendance", lambda: attendance.watch_processes(recheck_all))
+    manager.run_always("liveness", lambda: liveness.watch_processes(recheck_all))
 
 
 def recheck_if_moved(recheck: Callable[[str], None], old: Object | None, new: Object | None) -> None:

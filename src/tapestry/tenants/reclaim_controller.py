@@ -4,8 +4,9 @@ Each process does this for the host clusters that it is connected to, with the p
 may do it at the same time: each deletion is bound to one version of one twin. It needs no right to the plane, so it
 also works while the management API does not answer. Nothing is watched or computed for other tenants.
 
-Twins end at the deadline of their node's lease; see `unattended_twins`. With placement `host`, twins that have no node
-yet are deleted soon, because nobody would check the lease of the node that is chosen. Their pods get new ones later.
+Twins end at the deadline of their node's lease; see `twins_without_syncer`. With placement `host`, twins that have no
+node yet are deleted soon, because nobody would check the lease of the node that is chosen. Their pods get new ones
+later.
 """
 
 from collections import defaultdict
@@ -33,14 +34,14 @@ from tapestry.syncer.open_nodes import is_relevant_change
 from tapestry.syncer.policies import build_rules, parsed_policies
 from tapestry.syncer.predicates import spec_changed
 from tapestry.syncer.views import PhysicalPod, Twin
-from tapestry.tenants.attendance import is_connected
 from tapestry.tenants.host_clusters import Host, HostClusters
 from tapestry.tenants.host_connection import HostConnection, binding_uid_of_twin
 from tapestry.tenants.host_objects import host_namespace
 from tapestry.tenants.host_tokens import TenantToken, tenant_access
+from tapestry.tenants.syncer_liveness import is_connected
 from tapestry.tenants.tenant_binding import TenantAddresses, tenant_binding, with_kill_switch
 from tapestry.tenants.tenant_controller import hosts_of, planes_of
-from tapestry.tenants.unattended_twins import NodeReclaim, node_reclaim
+from tapestry.tenants.twins_without_syncer import NodeReclaim, node_reclaim
 
 log = logger(__name__)
 
@@ -110,7 +111,7 @@ class ReclaimReconciler:
     host_objects: Informer
     operator_policies: Informer
     clusters: HostClusters
-    is_attended: Callable[[Object], bool]
+    is_syncer_live: Callable[[Object], bool]
     """Return whether the syncer of a tenant runs, in any process, by its binding."""
     now: Callable[[], datetime]
     warn: Callable[[Object, str, str], None]
@@ -118,26 +119,26 @@ class ReclaimReconciler:
     requeue: Callable[[str], None]
     _watches: dict[str, HostWatch] = field(default_factory=dict)
     """By the name of the host cluster."""
-    _unattended_since: dict[str, datetime] = field(default_factory=dict)
+    _without_syncer_since: dict[str, datetime] = field(default_factory=dict)
     """By the UID of the binding."""
     _withdrawn_since: defaultdict[str, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
     """By the UID of the binding and the name of the node."""
 
-    def unattended(self) -> Iterator[str]:
+    def without_syncer(self) -> Iterator[str]:
         """Yield the names of the bindings whose tenants have no running syncer."""
         for watch in self._watches.values():
             yield from watch.tenants.values()
 
     async def reconcile(self, name: str) -> Result | None:
         obj = self.bindings.store.get(name)
-        host = self._unattended_host(obj)
+        host = self._host_of(obj)
         self._follow(name, obj, host)
         if obj is None or host is None:
             return None
         if not host.connection.is_synced:
             return Result(requeue_after=SYNC_SECONDS)
         (binding, rules), now = self._binding_with_rules(obj, host.connection), self.now()
-        since = self._unattended_since.setdefault(binding.uid, now)
+        since = self._without_syncer_since.setdefault(binding.uid, now)
         if not (twins := self._twins(binding, host.connection)):
             return None
         reclaims = [
@@ -154,9 +155,9 @@ class ReclaimReconciler:
 
     # -- tenants
 
-    def _unattended_host(self, obj: Object | None) -> Host | None:
+    def _host_of(self, obj: Object | None) -> Host | None:
         """Return the host cluster of a tenant whose syncer does not run, if this process is connected to it."""
-        if obj is None or not is_tenant(obj) or is_deleting(obj) or self.is_attended(obj):
+        if obj is None or not is_tenant(obj) or is_deleting(obj) or self.is_syncer_live(obj):
             return None
         host = self.clusters.get(value_at(obj, "spec", "hostCluster"))
         return None if host is None or host.connection.is_replaced else host
@@ -168,7 +169,7 @@ class ReclaimReconciler:
             for uid in [uid for uid, each in watch.tenants.items() if each == name]:
                 if connection is not watch.connection or obj is None or uid != uid_of(obj):
                     del watch.tenants[uid]
-                    self._unattended_since.pop(uid, None)
+                    self._without_syncer_since.pop(uid, None)
                     self._withdrawn_since.pop(uid, None)
             if not watch.tenants:
                 watch.stop()
@@ -288,7 +289,9 @@ def foreign_allocations(
     return lambda node: [each.allocation for each in foreign_pods(node)]
 
 
-def install(manager: Manager, clusters: HostClusters, is_attended: Callable[[Object], bool]) -> Callable[[str], None]:
+def install(
+    manager: Manager, clusters: HostClusters, is_syncer_live: Callable[[Object], bool]
+) -> Callable[[str], None]:
     """Add the reclaim for tenants without a syncer to a manager of the management API.
 
     Return a function that checks the tenant of a plane again, by the id of the plane, or all for an empty id. The
@@ -305,22 +308,22 @@ def install(manager: Manager, clusters: HostClusters, is_attended: Callable[[Obj
         for each in found:
             requeue(name_of(each))
 
-    def requeue_unattended(old: Object | None, new: Object | None) -> None:
+    def requeue_without_syncer(old: Object | None, new: Object | None) -> None:
         if spec_changed(old, new):
-            for name in list(reconciler.unattended()):
+            for name in list(reconciler.without_syncer()):
                 requeue(name)
 
     reconciler = ReclaimReconciler(
-        *(bindings, hosts, policies, clusters, is_attended, manager.now, manager.events.warning, requeue)
+        *(bindings, hosts, policies, clusters, is_syncer_live, manager.now, manager.events.warning, requeue)
     )
     controller = manager.controller("reclaim", reconciler.reconcile)
-    controller.watch(bindings, when=is_attendance_changed)
-    hosts.on_change(requeue_unattended)
-    policies.on_change(requeue_unattended)
+    controller.watch(bindings, when=may_start_or_stop_syncer)
+    hosts.on_change(requeue_without_syncer)
+    policies.on_change(requeue_without_syncer)
     clusters.on_change(lambda host: requeue_each(bindings.store.by("host", host)))
     return lambda plane: requeue_each(bindings.store.by("plane", plane) if plane else bindings.store.list())
 
 
-def is_attendance_changed(old: Object | None, new: Object | None) -> bool:
+def may_start_or_stop_syncer(old: Object | None, new: Object | None) -> bool:
     """Return whether a binding has changed so that its tenant may have or lack a syncer now."""
     return spec_changed(old, new) or old is None or new is None or is_connected(old) != is_connected(new)

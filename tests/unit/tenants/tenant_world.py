@@ -38,8 +38,8 @@ from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.times import timestamp
 from tapestry.syncer.cache_transforms import with_changed_at
 from tapestry.tenants import host_clusters, leftovers, reclaim_controller, tenant_controller
-from tapestry.tenants.attendance import planes_by_id
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
+from tapestry.tenants.syncer_liveness import planes_by_id
 from tapestry.tenants.tenant_controller import plane_of
 from tapestry.tenants.tenant_preparation import Preparation
 from tapestry.tenants.tenant_runner import TenantRunner
@@ -116,7 +116,7 @@ class TenantProcess:
     def syncer_transport(self, id: str) -> Transport | None:
         return next((each.syncer_transport() for each in self.planes if each.id == id), None)
 
-    def is_attended(self, binding: Object) -> bool:
+    def is_syncer_live(self, binding: Object) -> bool:
         return self.tenants.is_running(plane_of(binding)) or self.runs_elsewhere(plane_of(binding))
 
     def install(self, manager: Manager, clusters: HostClusters) -> TenantRunner:
@@ -135,7 +135,7 @@ class TenantProcess:
             self.recheck = tenant_controller.install(
                 *(manager, clusters, self.tenants, preparation, has_plane, self.syncer_transport)
             )
-            self.recheck_reclaim = reclaim_controller.install(manager, clusters, self.is_attended)
+            self.recheck_reclaim = reclaim_controller.install(manager, clusters, self.is_syncer_live)
             self.tenants.on_run(self.recheck_reclaim)
             planes.on_change(lambda old, new: self.recheck(plane_id(new or old or {})))
 

@@ -1,6 +1,7 @@
 """A small lifecycle service in memory behind real listeners, for tests of the client and of commands."""
 
 import base64
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -74,6 +75,8 @@ class MemoryService(EchoService):
             return self.effects[request_id]
         handle = getattr(self, call.method.removesuffix("VCluster").lower(), None)
         response = await handle(call) if handle else self.object_call(call)
+        for each in (*getattr(response, "vclusters", ()), *filter(None, [getattr(response, "vcluster", None)])):
+            each.etag = hashlib.sha256(each.SerializeToString(deterministic=True)).hexdigest()
         if request_id:
             self.effects[request_id] = response
         return response
@@ -101,7 +104,7 @@ class MemoryService(EchoService):
         given = call.request
         made = api.VCluster(name=given.name, namespace=given.namespace, spec=given.spec, labels=given.labels)
         made.status.phase, made.owner, made.id = api.PHASE_CREATING, call.caller.user, f"id-{given.name}"
-        made.etag, made.resource_version = "1", "1"
+        made.resource_version = "1"
         if given.validate_only:
             return api.CreateVClusterResponse(vcluster=made)
         self.clusters[made.name] = made

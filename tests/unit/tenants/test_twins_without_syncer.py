@@ -13,7 +13,7 @@ from tapestry.syncer.cache_transforms import twin_view
 from tapestry.syncer.leasing import LeaseRules, Policy, PolicySide
 from tapestry.syncer.policies import parse_policy
 from tapestry.syncer.views import Twin
-from tapestry.tenants.unattended_twins import node_reclaim
+from tapestry.tenants.twins_without_syncer import node_reclaim
 
 MIDNIGHT = datetime(2024, 1, 1, tzinfo=UTC)
 NODE = {"metadata": {"name": "n1", "uid": "n"}, "status": {"allocatable": {"cpu": "4", "pods": "10"}}}

@@ -14,7 +14,7 @@ from tapestry.controller.testing import in_virtual_time, running_clock
 from tapestry.kube.conditions import new_condition
 from tapestry.kube.objects import Object, object_named
 from tapestry.planes.processes import NAMED_ONLY, Processes
-from tapestry.tenants.attendance import Attendance, planes_by_id
+from tapestry.tenants.syncer_liveness import SyncerLiveness, planes_by_id
 from tapestry.tenants.tenant_set import TenantSet
 
 PLANE = {"metadata": {"name": "blue", "uid": "11111111-2222-4333-8444-555555555555"}}
@@ -47,7 +47,7 @@ class Observer:
         self.processes = Processes("here", elector, running_clock().monotonic)
         self.planes: ObjectCache = ObjectCache(PLANES, Store({"id": planes_by_id}), asyncio.Event())
         plane_set: Any = self.entries
-        self.attendance = Attendance(self.planes, plane_set, self.tenants, self.processes)
+        self.liveness = SyncerLiveness(self.planes, plane_set, self.tenants, self.processes)
 
     def plane_is(self, holder: str, phase: str) -> None:
         self.planes.store.put("blue", {**PLANE, "status": {"holder": holder, "phase": phase}})
@@ -58,64 +58,64 @@ class Observer:
 
 
 @in_virtual_time
-async def test_running_syncer_attends_while_its_process_may_write() -> None:
+async def test_running_syncer_is_live_while_its_process_may_write() -> None:
     observer = Observer()
     observer.plane_is("here", "Open")
     observer.hold_here()
-    assert not observer.attendance.is_attended(binding())
+    assert not observer.liveness.is_syncer_live(binding())
     observer.tenants.started(ID)
-    assert observer.attendance.is_attended(binding())
+    assert observer.liveness.is_syncer_live(binding())
     observer.holds = False
-    assert not observer.attendance.is_attended(binding())
+    assert not observer.liveness.is_syncer_live(binding())
     observer.holds = True
     observer.tenants.stopped(ID)
-    assert not observer.attendance.is_attended(binding())
+    assert not observer.liveness.is_syncer_live(binding())
 
 
 @pytest.mark.parametrize("end", ["", NAMED_ONLY], ids=["any plane", "named planes"])
 @in_virtual_time
-async def test_live_process_attends_tenants_of_its_open_planes(end: str) -> None:
+async def test_live_process_runs_syncers_of_its_open_planes(end: str) -> None:
     observer = Observer()
     observer.plane_is("there", "Open")
-    assert not observer.attendance.is_attended(binding()), "the process was never observed"
+    assert not observer.liveness.is_syncer_live(binding()), "the process was never observed"
     observer.processes.observe(None, lease("there", end=end))
-    assert observer.attendance.is_attended(binding())
+    assert observer.liveness.is_syncer_live(binding())
     await asyncio.sleep(14)
     observer.processes.observe(lease("there", end=end), lease("there", "2", end))
     await asyncio.sleep(14)
-    assert observer.attendance.is_attended(binding())
+    assert observer.liveness.is_syncer_live(binding())
     await asyncio.sleep(2)
-    assert not observer.attendance.is_attended(binding())
+    assert not observer.liveness.is_syncer_live(binding())
 
 
 @pytest.mark.parametrize("phase", ["Opening", "Asleep", "Suspended", "Failed", "Released"])
 @in_virtual_time
-async def test_closed_plane_is_not_attended(phase: str) -> None:
+async def test_closed_plane_has_no_live_syncer(phase: str) -> None:
     observer = Observer()
     observer.processes.observe(None, lease("there"))
     observer.plane_is("there", phase)
-    assert not observer.attendance.is_attended(binding())
+    assert not observer.liveness.is_syncer_live(binding())
 
 
 @pytest.mark.parametrize("given", [binding(ready=False), binding(leasing=UNREACHABLE)], ids=["not ready", "partition"])
 @in_virtual_time
-async def test_process_that_does_not_reach_the_host_attends_nothing(given: Object) -> None:
+async def test_process_without_host_has_no_live_syncer(given: Object) -> None:
     observer = Observer()
     observer.processes.observe(None, lease("there"))
     observer.plane_is("there", "Open")
-    assert not observer.attendance.is_attended(given)
+    assert not observer.liveness.is_syncer_live(given)
 
 
 @in_virtual_time
-async def test_missing_plane_is_not_attended() -> None:
-    assert not Observer().attendance.is_attended(binding())
+async def test_missing_plane_has_no_live_syncer() -> None:
+    assert not Observer().liveness.is_syncer_live(binding())
 
 
 @in_virtual_time
 async def test_death_of_a_process_is_reported_once() -> None:
     observer, reports = Observer(), []
     observer.processes.observe(None, lease("there"))
-    task = asyncio.create_task(observer.attendance.watch_processes(lambda: reports.append(running_clock().monotonic())))
+    task = asyncio.create_task(observer.liveness.watch_processes(lambda: reports.append(running_clock().monotonic())))
     await asyncio.sleep(60)
     assert len(reports) == 1
     assert 15 <= reports[0] <= 17

@@ -1,4 +1,4 @@
-"""Attendance of tenants: which process takes care of a tenant, and whether its syncer runs in any live process."""
+"""Liveness of syncers of tenants: which process is responsible for one, and whether it runs in a live process."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ UNREACHABLE = "PhysicalClusterUnreachable"
 
 
 @dataclass(frozen=True)
-class Attendance:
+class SyncerLiveness:
     """Observation of the syncers of all tenants by this process."""
 
     planes: ObjectCache
@@ -38,7 +38,7 @@ class Attendance:
         exists = any(True for _ in self.planes.store.by("id", id))
         return not exists and self.processes.is_candidate(id)
 
-    def is_attended(self, binding: Object) -> bool:
+    def is_syncer_live(self, binding: Object) -> bool:
         """Return whether a syncer that may write to the host cluster runs for a tenant."""
         id = plane_of(binding)
         if self.tenants.is_running(id):
