@@ -38,6 +38,11 @@ def operation_id(principal: str, method: str, request_id: str) -> str:
     return f"op-{base64.b32encode(digest).decode().lower()[:ID_CHARACTERS]}"
 
 
+def snapshot_id(operation: str) -> str:
+    """Return the id of the snapshot that an operation takes."""
+    return f"snap-{operation.removeprefix('op-')}"
+
+
 def request_digest(method: str, request: Mapping[str, Any]) -> str:
     """Return a hash of a request without its request id, to tell a repeated request from another one."""
     fields = {key: value for key, value in request.items() if key not in NOT_DIGESTED}

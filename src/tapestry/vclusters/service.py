@@ -65,7 +65,7 @@ from tapestry.vclusters.model import (
     vcluster_message,
     waiting_operation,
 )
-from tapestry.vclusters.operations import operation_id, request_digest
+from tapestry.vclusters.operations import operation_id, request_digest, snapshot_id
 from tapestry.vclusters.orchestrator import journal_of, waiting_request
 from tapestry.vclusters.pages import Pager
 from tapestry.vclusters.policy import service_error
@@ -387,7 +387,9 @@ class VClusterService:
         request = call.request
         result = await self._operate(call, Verb.SNAPSHOT, arguments_of(request), unchanged)
         vcluster = result["vcluster"]
+        id = result["operation_id"]
         snapshot = api.Snapshot(
+            id=snapshot_id(id) if id else "",
             name=request.snapshot_name,
             vcluster_id=vcluster.id,
             vcluster_name=vcluster.name,
@@ -396,7 +398,7 @@ class VClusterService:
             description=request.description,
             labels=request.labels,
         )
-        return api.SnapshotVClusterResponse(snapshot=snapshot, operation_id=result["operation_id"])
+        return api.SnapshotVClusterResponse(snapshot=snapshot, operation_id=id)
 
     async def restore(self, call: AdmittedCall) -> Message:
         request = call.request

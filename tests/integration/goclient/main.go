@@ -56,6 +56,7 @@ func run() error {
 		{"create", 0, create},
 		{"get", *pause, get},
 		{"list", *pause, list},
+		{"snapshot", *pause, snapshot},
 		{"scale", *pause, scale},
 		{"suspend", *pause, suspend},
 		{"resume", *pause, resume},
@@ -117,6 +118,22 @@ func list(ctx context.Context, client v1.VClusterServiceClient) (any, error) {
 	return fmt.Sprint(len(response.GetVclusters()), " of ", response.GetTotalCount()), err
 }
 
+func snapshot(ctx context.Context, client v1.VClusterServiceClient) (any, error) {
+	response, err := client.SnapshotVCluster(ctx, &v1.SnapshotVClusterRequest{
+		Name:             *name,
+		Namespace:        *namespace,
+		SnapshotName:     fmt.Sprintf("%s-snapshot-%d", *name, time.Now().Unix()),
+		Description:      "made by the example",
+		RetentionHours:   168,
+		IncludeWorkloads: true,
+		Labels:           map[string]string{"type": "manual"},
+	})
+	if err == nil && response.GetSnapshot().GetId() == "" {
+		err = errors.New("there is no snapshot")
+	}
+	return operation(response.GetOperationId(), err)
+}
+
 func scale(ctx context.Context, client v1.VClusterServiceClient) (any, error) {
 	response, err := client.ScaleVCluster(ctx, &v1.ScaleVClusterRequest{
 		Name:      *name,
@@ -135,6 +152,8 @@ func suspend(ctx context.Context, client v1.VClusterServiceClient) (any, error) 
 		Namespace:           *namespace,
 		DrainWorkloads:      true,
 		DrainTimeoutSeconds: 60,
+		CreateSnapshot:      true,
+		SnapshotName:        fmt.Sprintf("%s-pre-suspend-%d", *name, time.Now().Unix()),
 	})
 	return operation(response.GetOperationId(), err)
 }

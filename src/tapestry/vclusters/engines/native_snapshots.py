@@ -18,7 +18,7 @@ from tapestry.kube.objects import Object, name_of, namespace_of, uid_of, value_a
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.planes.plane_restores import NotEnoughSpace, SnapshotFile
 from tapestry.vclusters.engines import StepFailed, StepNotDone
-from tapestry.vclusters.operations import truncated
+from tapestry.vclusters.operations import snapshot_id, truncated
 from tapestry.vclusters.snapshots import SAFETY_PREFIX, NotRestorable, SnapshotFiles
 from tapestry.vclusters.validation import Provided, minor_of
 
@@ -167,7 +167,7 @@ class SnapshotSteps:
 
 def snapshot_name(journal: Journal) -> str:
     """Return the name of the snapshot that an operation makes."""
-    return f"snap-{journal.id.removeprefix('op-')}"
+    return snapshot_id(journal.id)
 
 
 def safety_name(vcluster: Object) -> str:
