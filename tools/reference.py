@@ -279,7 +279,13 @@ def key_rows() -> Iterator[tuple[str, str, str]]:
 # -- modules
 
 
-FIELD_SAMPLES = {"kubernetesVersion": "1.28", "distro": "k3s", "replicas": 2}
+FIELD_SAMPLES = {
+    "kubernetesVersion": "1.28",
+    "distro": "k3s",
+    "replicas": 2,
+    "network.dnsServiceIp": "x",
+    "network.dns.nameservers": "x",
+}
 """Values that the engine does not provide, of fields for which the value matters."""
 
 

@@ -5,8 +5,9 @@ that differs from what was requested; a condition of the virtual cluster says wh
 requests nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from tapestry.kube.objects import Object, value_at
@@ -78,13 +79,29 @@ def replicas(requested: int, _: Provided) -> Treatment:
     return Honored() if requested == 1 else Rejected("must be 1: one process holds a plane")
 
 
+def addresses(requested: str | Sequence[str], _: Provided) -> Treatment:
+    """Treat one or more addresses. Pods have three name servers at most, and that of the cluster is the first."""
+    given = [requested] if isinstance(requested, str) else requested
+    if len(given) > MAX_NAMESERVERS or not all(map(is_address, given)):
+        return Rejected(f"must be at most {MAX_NAMESERVERS} IP addresses")
+    return Honored()
+
+
+def is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
+MAX_NAMESERVERS = 2
 HOST_ADDRESSES = "the host cluster allocates the addresses of Services and pods"
 ONLY_QUOTA = "counts for the quota of the project only"
 NO_PLUGINS = "must be empty: the native engine has no plugins"
 NO_CERT_MANAGER = "must be empty: TLS ends at the plane"
 NO_INGRESS = "must be false: the native engine creates no Ingress; clients use the address of the plane"
 NO_ACCOUNT = "must be empty: pods have the account default of their namespace in the host cluster, without rights"
-NO_DNS = "must be empty: the DNS servers are those of the host cluster"
 
 NATIVE: Mapping[str, Treat] = {
     "project": honored,
@@ -108,10 +125,10 @@ NATIVE: Mapping[str, Treat] = {
     "network.podCidr": mapped(HOST_ADDRESSES),
     "network.serviceCidr": mapped(HOST_ADDRESSES),
     "network.enableNetworkPolicies": honored,
-    "network.dnsServiceIp": mapped(HOST_ADDRESSES),
-    "network.dns.nameservers": rejected(NO_DNS),
-    "network.dns.searches": rejected(NO_DNS),
-    "network.dns.options": rejected(NO_DNS),
+    "network.dnsServiceIp": addresses,
+    "network.dns.nameservers": addresses,
+    "network.dns.searches": honored,
+    "network.dns.options": honored,
     "storage.defaultStorageClass": honored,
     "storage.enablePersistence": honored,
     "storage.persistenceSize": honored,

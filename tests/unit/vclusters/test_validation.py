@@ -74,6 +74,8 @@ REJECTED = [
     ("spec.distro", {"distro": "k3s"}),
     ("spec.replicas", {"replicas": 3}),
     ("spec.enableHa", {"enableHa": True}),
+    ("spec.network.dnsServiceIp", {"network": {"dnsServiceIp": "dns.example"}}),
+    ("spec.network.dns.nameservers", {"network": {"dns": {"nameservers": ["192.0.2.1", "192.0.2.2", "192.0.2.3"]}}}),
     ("spec.plugins", {"plugins": [{"name": "p"}]}),
     ("spec.helmValues", {"helmValues": "a: 1"}),
     ("spec.ingress.enabled", {"ingress": {"enabled": True, "hostname": "api.example.com"}}),

@@ -314,4 +314,14 @@ def binding_spec(vcluster: Object) -> Object:
         result["isolation"] = {"mode": mode}
     if storage_class := value_at(spec, "storage", "defaultStorageClass"):
         result["defaultStorageClass"] = storage_class
+    if dns := dns_settings(spec):
+        result["dns"] = dns
     return result
+
+
+def dns_settings(spec: Object) -> Object:
+    """Return the DNS settings of the pods of a virtual cluster; empty if it sets none."""
+    given = value_at(spec, "network", "dns", default={})
+    settings = {name: given.get(name) for name in ("nameservers", "searches", "options")}
+    settings["serviceIp"] = value_at(spec, "network", "dnsServiceIp")
+    return {name: value for name, value in settings.items() if value}

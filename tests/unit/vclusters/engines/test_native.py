@@ -128,3 +128,8 @@ def test_binding_has_requested_switches() -> None:
         "sync": {},
         "defaultStorageClass": "fast",
     }
+    network = {"dnsServiceIp": "10.96.0.10", "dns": {"nameservers": ["192.0.2.1"], "options": []}}
+    assert binding_spec({"spec": {"network": network}}) == {
+        "sync": {},
+        "dns": {"serviceIp": "10.96.0.10", "nameservers": ["192.0.2.1"]},
+    }
