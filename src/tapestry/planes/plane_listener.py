@@ -118,11 +118,7 @@ class PlaneListener:
         """Open a plane for an authenticated request. Raises Unauthorized, or Unavailable with the state."""
         accepted = self._loaded_credentials(entry)
         (accepted.authenticate if accepted is not None else self._authenticate_unknown)(credentials)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._hold_seconds):
-                if (plane := await self._planes.wake(entry)) is not None:
-                    return plane
-        raise unavailable(entry)
+        return await woken(self._planes, entry, self._hold_seconds)
 
     def _loaded_credentials(self, entry: PlaneEntry) -> PlaneCredentials | None:
         loop_time, loaded = asyncio.get_running_loop().time(), self._credentials.get(entry)
@@ -135,6 +131,17 @@ class PlaneListener:
             log.warning("plane credentials unreadable", plane=entry.id, error=str(error))
         self._credentials[entry] = LoadedCredentials(credentials, entry.config, retry_at)
         return credentials
+
+
+async def woken(planes: PlaneSet, entry: PlaneEntry, hold_seconds: float = HOLD_SECONDS) -> OpenPlane:
+    """Return a plane, opened if it is asleep. Raises Unavailable with its state if it is not open in time."""
+    if entry.plane is not None:
+        return entry.plane
+    with suppress(TimeoutError):
+        async with asyncio.timeout(hold_seconds):
+            if (plane := await planes.wake(entry)) is not None:
+                return plane
+    raise unavailable(entry)
 
 
 def unavailable(entry: PlaneEntry) -> Unavailable:

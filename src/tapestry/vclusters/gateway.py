@@ -26,6 +26,7 @@ from tapestry.vclusters.access.rate_limits import (
     ADDRESS_RATE,
     RATES,
     READ,
+    WRITE,
     Allowance,
     Rate,
     RateLimiter,
@@ -71,6 +72,15 @@ class IncomingCall:
     """The etag of the request was in the header If-Match."""
     timeout: float | None = None
     """Seconds until the client gives up."""
+    target: str = ""
+    """HTTP method and path of a request to the API of a virtual cluster."""
+    is_proxied_write: bool = False
+    """True if that request may change something."""
+
+    @property
+    def kind(self) -> str:
+        """Class of the request, which decides about its limit and its audit record."""
+        return WRITE if self.is_proxied_write else class_of(self.method)
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ class Gateway:
     async def call(self, call: IncomingCall) -> tuple[Message, Allowance]:
         """Answer a request, and return what is left of its rate limit. Raises ServiceError."""
         admitted, allowance, event = self._admit(call)
-        async with self._audited(event) as outcome:
+        async with self._audited(event, call.kind) as outcome:
             response = await self.service.call(admitted)
             outcome["operation"] = getattr(response, "operation_id", "")
         return response, allowance
@@ -129,9 +139,16 @@ class Gateway:
     async def stream(self, call: IncomingCall) -> AsyncGenerator[Message, None]:
         """Yield the messages that answer a request. Raises ServiceError."""
         admitted, _, event = self._admit(call)
-        async with self._audited(event), aclosing(self.service.stream(admitted)) as messages:
+        async with self._audited(event, call.kind), aclosing(self.service.stream(admitted)) as messages:
             async for message in messages:
                 yield message
+
+    @asynccontextmanager
+    async def admitted(self, call: IncomingCall) -> AsyncIterator[AdmittedCall]:
+        """Check and record a request that the listener answers in the context. Raises ServiceError."""
+        admitted, _, event = self._admit(call)
+        async with self._audited(event, call.kind):
+            yield admitted
 
     def _admit(self, call: IncomingCall) -> tuple[AdmittedCall, Allowance, AuditEvent]:
         """Return the request with its caller if it passes all checks. Raises ServiceError for the first that fails."""
@@ -148,7 +165,7 @@ class Gateway:
             event = replace(event, principal=caller.user, credential=caller.credential)
             project = self._authorized_project(caller, call)
             event = replace(event, project=project)
-            kind = class_of(call.method)
+            kind = call.kind
             allowance = self.limiter.take(self.rates[kind], kind, caller.user)
             if not allowance.is_allowed:
                 raise rate_limited(allowance.retry_seconds)
@@ -184,12 +201,12 @@ class Gateway:
         return is_news
 
     @asynccontextmanager
-    async def _audited(self, event: AuditEvent) -> AsyncIterator[dict[str, str]]:
+    async def _audited(self, event: AuditEvent, kind: str) -> AsyncIterator[dict[str, str]]:
         """Record a request before its effects, and its outcome after them. Raises ServiceError for every error."""
         outcome: dict[str, str] = {}
         try:
             self.audit.append(event)
-            if class_of(event.method) != READ:
+            if kind != READ:
                 await self.audit.wait_until_durable()
         except AuditUnavailableError as error:
             log.warning("request rejected without an audit log", method=event.method, error=str(error))
@@ -237,6 +254,7 @@ def received_event(call: IncomingCall, now: datetime) -> AuditEvent:
         name=name_in(request),
         request_id=getattr(request, "request_id", ""),
         digest=digest_of(request) if class_of(call.method) != READ else "",
+        message=call.target,
     )
 
 

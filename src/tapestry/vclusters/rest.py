@@ -17,12 +17,14 @@ from tapestry.process.addresses import Address
 from tapestry.process.probes import bound_socket, serve_app
 from tapestry.vclusters.access.authentication import Certificate, Credentials
 from tapestry.vclusters.access.rate_limits import Allowance
+from tapestry.vclusters.access.roles import PROXY_METHOD
 from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.errors import Code, ServiceError, Violation, field_invalid, permission_denied
 from tapestry.vclusters.gateway import Gateway, IncomingCall
 from tapestry.vclusters.openapi import openapi_document
 from tapestry.vclusters.rest_routes import RPCS, Match, match_route
 from tapestry.vclusters.transcoding import MAX_BODY_BYTES, encoded, request_message, response_fields
+from tapestry.vclusters.vcluster_proxy import ProxiedPath, VClusterProxy, proxied_path
 
 JSON, NDJSON, SSE = "application/json", "application/x-ndjson", "text/event-stream"
 CREATED, ACCEPTED = 201, 202
@@ -39,6 +41,8 @@ class RestListener:
     """Handler of HTTP requests."""
 
     gateway: Gateway
+    proxy: VClusterProxy | None = None
+    """Passes requests on to virtual clusters."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -49,6 +53,9 @@ class RestListener:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if self.gateway.authenticator.anonymous is not None:
             check_is_no_web_page(request)
+        proxied = proxied_path(request.rel_url.raw_path) if self.proxy is not None else None
+        if proxied is not None:
+            return await self._proxied(request, proxied)
         match = match_route(request.method, request.rel_url.raw_path)
         if not isinstance(match, Match):
             return no_route(request, match)
@@ -66,6 +73,27 @@ class RestListener:
             return await self._stream(request, call)
         response, allowance = await self.gateway.call(call)
         return response_of(match, request, response, allowance)
+
+    async def _proxied(self, request: web.Request, proxied: ProxiedPath) -> web.StreamResponse:
+        """Answer a request to the API of a virtual cluster. An error is a Status, which its clients understand."""
+        assert self.proxy is not None
+        call = IncomingCall(
+            PROXY_METHOD,
+            api.GetVClusterRequest(id=proxied.id),
+            credentials_of(request),
+            request.remote or "",
+            request.headers.get(hdrs.USER_AGENT, ""),
+            target=f"{request.method} {proxied.path}",
+            is_proxied_write=request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS),
+        )
+        try:
+            async with self.gateway.admitted(call) as admitted:
+                return await self.proxy.answer(request, proxied, admitted.caller)
+        except ServiceError as error:
+            response = error_response(error)
+            fields = {"code": error.http_status, "reason": error.reason, "message": error.message}
+            response.body = encoded({"kind": "Status", "apiVersion": "v1", "status": "Failure", **fields})
+            return response
 
     async def _stream(self, request: web.Request, call: IncomingCall) -> web.StreamResponse:
         """Send each message as a line of JSON, or as an event for browsers."""
@@ -240,7 +268,9 @@ def no_route(request: web.Request, allowed: list[str]) -> web.Response:
 
 
 @asynccontextmanager
-async def serve_rest(gateway: Gateway, address: Address, tls: ssl.SSLContext | None) -> AsyncIterator[Address]:
+async def serve_rest(
+    gateway: Gateway, address: Address, tls: ssl.SSLContext | None, proxy: VClusterProxy | None = None
+) -> AsyncIterator[Address]:
     """Serve REST, and yield the address. Without `tls`, anyone on the way reads the credentials."""
     document = msgspec.json.encode(openapi_document())
 
@@ -253,6 +283,6 @@ async def serve_rest(gateway: Gateway, address: Address, tls: ssl.SSLContext | N
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app.router.add_get("/openapi.json", openapi)
     app.router.add_get("/healthz", healthy)
-    app.router.add_route("*", "/{path:.*}", RestListener(gateway).handle)
+    app.router.add_route("*", "/{path:.*}", RestListener(gateway, proxy).handle)
     async with serve_app(app, bound_socket(address), tls) as port:
         yield Address(address.host, port)

@@ -43,6 +43,7 @@ from tapestry.vclusters.rest import serve_rest
 from tapestry.vclusters.service import DEFAULT_PROJECT, VClusterService
 from tapestry.vclusters.stored_objects import StoredObjects
 from tapestry.vclusters.vcluster_kubeconfigs import VClusterKubeconfigs
+from tapestry.vclusters.vcluster_proxy import VClusterProxy
 
 log = logger(__name__)
 
@@ -101,7 +102,7 @@ async def serve_gateway(
         authenticator = Authenticator(access_key, ProjectCache(objects), process.now, anonymous)
         limiter = RateLimiter(time.monotonic, lambda: len(process.processes.live_names()))
         gateway = Gateway(contract, authenticator, audit, process.now, limiter)
-        listeners = await listen(stack, gateway, process, config)
+        listeners = await listen(stack, gateway, VClusterProxy(contract.vclusters.kubeconfigs), process, config)
         if not objects.all(ACCESS_KEYS):
             announce(f"access key of the administrator, which is shown only once: {await create_admin_key(management)}")
         for name in ("rest", "grpc", "grpc_mtls"):
@@ -111,15 +112,18 @@ async def serve_gateway(
         yield listeners
 
 
-async def listen(stack: AsyncExitStack, gateway: Gateway, process: PlaneProcess, config: ServiceConfig) -> Listeners:
+async def listen(
+    stack: AsyncExitStack, gateway: Gateway, proxy: VClusterProxy, process: PlaneProcess, config: ServiceConfig
+) -> Listeners:
     rest, grpc, mtls = map(parse_address, (config.rest_address, config.grpc_address, config.grpc_mtls_address))
     certificate, key = serving_certificate(process)
     client_ca = client_authority(process).certificate_file
     context = tls_context(certificate, key, client_ca)
     files = TlsFiles(certificate, key)
     is_plain = config.compat_plaintext
+    rest_tls = None if is_plain else context
     return Listeners(
-        await stack.enter_async_context(serve_rest(gateway, rest, None if is_plain else context)) if rest else None,
+        await stack.enter_async_context(serve_rest(gateway, rest, rest_tls, proxy)) if rest else None,
         await stack.enter_async_context(serve_grpc(gateway, grpc, None if is_plain else files)) if grpc else None,
         await stack.enter_async_context(serve_grpc(gateway, mtls, TlsFiles(certificate, key, client_ca)))
         if mtls

@@ -1,13 +1,15 @@
 """Kubeconfigs of virtual clusters: short-lived, named after the caller, and with no more rights than its role."""
 
 import base64
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import yaml
 
 from tapestry.apis.planes import PLANES, plane_id
-from tapestry.apiserver.core.requests import APISERVER_USER, MASTERS_GROUP
+from tapestry.apis.vclusters import VCLUSTERS
+from tapestry.apiserver.core.requests import APISERVER_USER, MASTERS_GROUP, User
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.errors import AlreadyExists
@@ -15,7 +17,9 @@ from tapestry.kube.objects import Object, name_of, object_named, value_at
 from tapestry.kube.resources import CLUSTER_ROLE_BINDINGS
 from tapestry.planes.endpoints import Endpoints
 from tapestry.planes.kubeconfigs import plane_kubeconfig
-from tapestry.planes.plane_keys import PlaneKeys, held_plane, unavailable
+from tapestry.planes.open_plane import OpenPlane
+from tapestry.planes.plane_keys import PlaneKeys, held_plane
+from tapestry.planes.plane_listener import woken
 from tapestry.planes.plane_set import PlaneSet
 from tapestry.vclusters.access.roles import KUBECONFIG_ROLES, Caller
 from tapestry.vclusters.errors import permission_denied, precondition_failed
@@ -41,6 +45,16 @@ class Kubeconfig:
 
 
 @dataclass(frozen=True)
+class Access:
+    """Rights of a caller in a virtual cluster."""
+
+    plane_id: str
+    role: str
+    """ClusterRole of the user's group."""
+    user: User
+
+
+@dataclass(frozen=True)
 class VClusterKubeconfigs:
     """Issuer of kubeconfigs for virtual clusters whose planes this process holds."""
 
@@ -51,8 +65,28 @@ class VClusterKubeconfigs:
 
     async def issue(self, vcluster: Object, caller: Caller, lifetime: timedelta) -> Kubeconfig:
         """Issue a kubeconfig. Raises ServiceError, and Unavailable if this process does not hold the plane."""
-        project = value_at(vcluster, "spec", "project", default="")
-        role = KUBECONFIG_ROLES.get(caller.role_in(project))
+        access = self._access_of(vcluster, caller)
+        await self._bind(access)
+        user = access.user
+        token, text = await self.keys.issue_token(access.plane_id, user.name, user.groups, lifetime)
+        endpoint = self.endpoints.endpoint(access.plane_id)
+        document = plane_kubeconfig(name_of(vcluster), endpoint, {"token": text})
+        return Kubeconfig(yaml.safe_dump(document, sort_keys=False), endpoint.server, token.expires)
+
+    def with_id(self, id: str) -> Object | None:
+        return self.objects.with_uid(VCLUSTERS, id)
+
+    async def open_as(self, vcluster: Object, caller: Caller) -> tuple[OpenPlane, User]:
+        """Return the plane, opened if it is asleep, and the user of a kubeconfig for the caller. Raises like `issue`.
+
+        Raises Unavailable with the reason if the plane is suspended or does not open, too.
+        """
+        access = self._access_of(vcluster, caller)
+        await self._bind(access)
+        return await woken(self.planes, held_plane(self.planes, access.plane_id)), access.user
+
+    def _access_of(self, vcluster: Object, caller: Caller) -> Access:
+        role = KUBECONFIG_ROLES.get(caller.role_in(value_at(vcluster, "spec", "project", default="")))
         if role is None:
             raise permission_denied("GetVClusterKubeconfig", f"VCluster {name_of(vcluster)}")
         plane = self.objects.get(PLANES, "", value_at(vcluster, "status", "plane", default=""))
@@ -60,28 +94,24 @@ class VClusterKubeconfigs:
             raise precondition_failed(
                 "NOT_INSTALLED", name_of(vcluster), "the virtual cluster has no control plane yet"
             )
-        id = plane_id(plane)
         group = MASTERS_GROUP if role == CLUSTER_ADMIN else GROUP_PREFIX + role
-        if role != CLUSTER_ADMIN:
-            await self._bind(id, role)
-        token, text = await self.keys.issue_token(id, user_name(caller.user), (group,), lifetime)
-        endpoint = self.endpoints.endpoint(id)
-        document = plane_kubeconfig(name_of(vcluster), endpoint, {"token": text})
-        return Kubeconfig(yaml.safe_dump(document, sort_keys=False), endpoint.server, token.expires)
+        return Access(plane_id(plane), role, User(user_name(caller.user), (group,)))
 
-    async def _bind(self, id: str, role: str) -> None:
+    async def _bind(self, access: Access) -> None:
         """Give the role to its group in the plane, unless that was done before."""
-        opened = await self.planes.wake(held_plane(self.planes, id))
-        if opened is None:
-            raise unavailable("the control plane is not open; try again later")
-        client = Client(InProcessTransport(opened.opened.request_handler, APISERVER_USER))
-        group = {"apiGroup": RBAC, "kind": "Group", "name": GROUP_PREFIX + role}
-        reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": role}
-        try:
-            binding = object_named(GROUP_PREFIX + role)
-            await client.create(CLUSTER_ROLE_BINDINGS, {**binding, "roleRef": reference, "subjects": [group]})
-        except AlreadyExists:
+        if access.role == CLUSTER_ADMIN:
             return
+        plane = await woken(self.planes, held_plane(self.planes, access.plane_id))
+        client = Client(InProcessTransport(plane.opened.request_handler, APISERVER_USER))
+        name = GROUP_PREFIX + access.role
+        if await client.find(CLUSTER_ROLE_BINDINGS, name) is not None:  # without the webhooks that a create calls
+            return
+        group = {"apiGroup": RBAC, "kind": "Group", "name": name}
+        reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": access.role}
+        with suppress(AlreadyExists):
+            await client.create(
+                CLUSTER_ROLE_BINDINGS, {**object_named(name), "roleRef": reference, "subjects": [group]}
+            )
 
 
 def user_name(caller: str) -> str:
