@@ -73,10 +73,10 @@ class ServerProcess:
                 f'"{self.started}"'.encode() in line and json.loads(line)["message"] == self.started for line in log
             )
 
-    def wait_for_output(self, text: str) -> None:
-        """Wait until the server has printed a text."""
+    def wait_for_output(self, text: str, times: int = 1) -> None:
+        """Wait until the server has printed a text, in all its starts together so many times."""
         begun = time.monotonic()
-        while text not in self.output.read_text():
+        while self.output.read_text().count(text) < times:
             if self._process is None or self._process.poll() is not None or time.monotonic() - begun > 30:
                 raise RuntimeError(f"the server did not print {text!r}:\n{self.log.read_text()[-2000:]}")
             self._ticks.wait(0.01)

@@ -3,96 +3,21 @@
 import asyncio
 import base64
 import json
-import re
-import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc
 import pytest
-from google.protobuf import json_format
-from google.protobuf.message_factory import GetMessageClass
 
 from tapestry.kube.resources import NAMESPACES
 from tapestry.local.kubernetes import free_ports
-from tapestry.vclusters.rest_routes import RPCS
 
 from .plane_clients import client_of
 from .servers import PlanesProcess
+from .vcluster_clients import COLLECTION, Clients, service
 
 RUNNING, SUSPENDED = "PHASE_RUNNING", "PHASE_SUSPENDED"
-COLLECTION = "/v1/namespaces/shop/vclusters"
-
-
-@dataclass
-class Clients:
-    http: aiohttp.ClientSession
-    channel: grpc.aio.Channel
-    base: str
-    metadata: list[tuple[str, str]]
-
-    async def rest(self, method: str, path: str, **options: Any) -> Any:
-        async with self.http.request(method, self.base + path, **options) as response:
-            text = await response.text()
-            assert response.status < 300, text
-            return json.loads(text)
-
-    async def rpc(self, method: str, **fields: Any) -> Any:
-        rpc = RPCS[method]
-        request, response = GetMessageClass(rpc.input_type), GetMessageClass(rpc.output_type)
-        call = self.channel.unary_unary(
-            f"/{rpc.containing_service.full_name}/{rpc.name}",
-            request_serializer=request.SerializeToString,
-            response_deserializer=response.FromString,
-        )
-        return json_format.MessageToDict(await call(request(**fields), metadata=self.metadata))
-
-    async def operate(self, protocol: str, verb: str) -> Any:
-        """Request an operation, and wait until it has ended."""
-        if protocol == "grpc":
-            names = {"scale": "ScaleVCluster", "suspend": "SuspendVCluster", "resume": "ResumeVCluster"}
-            name = names.get(verb, "DeleteVCluster")
-            started = await self.rpc(name, name=protocol, namespace="shop")
-            ended = await self.rpc("WaitOperation", id=started["operationId"], timeout_seconds=60)
-        else:
-            path = f"{COLLECTION}/{protocol}"
-            method, path = ("DELETE", path) if verb == "delete" else ("POST", f"{path}:{verb}")
-            started = await self.rest(method, path)
-            ended = await self.rest(
-                "POST", f"/v1/operations/{started['operationId']}:wait", json={"timeoutSeconds": 60}
-            )
-        assert ended["done"], ended
-        assert "error" not in ended, ended
-        return ended
-
-
-@asynccontextmanager
-async def clients(process: PlanesProcess, rest: int, rpc: int) -> AsyncIterator[Clients]:
-    found = re.search(r"tap_\w+", process.output.read_text())
-    assert found is not None
-    authority = process.folder / "pki" / "ca.crt"
-    context = ssl.create_default_context(cafile=str(authority))
-    credentials = grpc.ssl_channel_credentials(authority.read_bytes())
-    header = f"Bearer {found[0]}"
-    async with (
-        aiohttp.ClientSession(headers={"Authorization": header}, connector=aiohttp.TCPConnector(ssl=context)) as http,
-        grpc.aio.secure_channel(f"127.0.0.1:{rpc}", credentials) as channel,
-    ):
-        yield Clients(http, channel, f"https://127.0.0.1:{rest}", [("authorization", header)])
-
-
-@asynccontextmanager
-async def service(folder: Path) -> AsyncIterator[Clients]:
-    rest, rpc = free_ports(2)
-    flags = "--rest-address", f"127.0.0.1:{rest}", "--grpc-address", f"127.0.0.1:{rpc}"
-    with PlanesProcess(folder / "planes", *flags) as process:
-        process.wait_for_output("served by grpc")
-        async with clients(process, rest, rpc) as each:
-            yield each
 
 
 async def created(world: Clients, protocol: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.operations import SNAPSHOTS
 from tapestry.apis.projects import ACCESS_KEYS, PROJECTS, QUOTAS
 from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.client.client import Client
@@ -36,7 +37,7 @@ from tapestry.vclusters.gateway import AdmittedCall
 from tapestry.vclusters.model import access_key_message, host_message, project_message, quota_message, timestamp_of
 from tapestry.vclusters.page_tokens import page_size
 from tapestry.vclusters.pages import Pager
-from tapestry.vclusters.quota import total_usage, vcluster_charge
+from tapestry.vclusters.quota import snapshot_charge, total_usage, vcluster_charge
 from tapestry.vclusters.service import Respond, optional, reported
 from tapestry.vclusters.stored_objects import StoredObjects
 
@@ -162,8 +163,9 @@ class Administration:
 
     def _quota_message(self, quota: Object) -> api.Quota:
         project = quota["spec"]["project"]
-        vclusters = (each for each in self.objects.all(VCLUSTERS) if value_at(each, "spec", "project") == project)
-        usage = total_usage(map(vcluster_charge, vclusters))
+        charges = [vcluster_charge(each) for each in self.objects.all(VCLUSTERS)]
+        charges += [snapshot_charge(each, owner="") for each in self.objects.all(SNAPSHOTS)]
+        usage = total_usage(each for each in charges if each.project == project)
         return quota_message(quota, {name: str(amount) for name, amount in usage.items()})
 
     async def get_quota(self, call: AdmittedCall) -> Message:

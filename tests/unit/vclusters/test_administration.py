@@ -48,6 +48,15 @@ async def test_quota_limits_creates(world: ServiceWorld) -> None:
     assert await world.reason("UpdateQuota", ROOT, quota=bad) == "FIELD_INVALID"
 
 
+async def test_snapshots_count_for_the_quota(world: ServiceWorld) -> None:
+    await world.done((await world.create()).operation_id)
+    taken = await world.call("SnapshotVCluster", name="blue", namespace="shop")
+    await world.done(taken.operation_id)
+    used = (await world.call("GetQuota", project="shop")).used
+    assert used["snapshots"] == "1"
+    assert int(used["snapshotBytes"]) > 0
+
+
 async def test_keys_have_no_more_rights_than_their_maker(world: ServiceWorld) -> None:
     created = await world.call("CreateAccessKey", access_key={"description": "laptop"})
     parsed = parse_key(created.key)
