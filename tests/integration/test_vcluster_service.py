@@ -91,7 +91,7 @@ async def test_client_of_the_published_contract(tmp_path: Path) -> None:
             grpc.aio.insecure_channel(f"127.0.0.1:{rpc}") as channel,
             asyncio.timeout(30),
         ):
-            world = Clients(http, channel, "", [])
+            world = Clients(http, channel, "", [], process)
             created = await world.rpc("CreateVCluster", **named, spec=spec)
             await world.rpc("WaitOperation", id=created["operationId"])
             for method, fields in (

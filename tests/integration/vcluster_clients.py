@@ -45,6 +45,7 @@ class Clients:
     channel: grpc.aio.Channel
     base: str
     metadata: list[tuple[str, str]]
+    process: PlanesProcess
 
     async def rest(self, method: str, path: str, **options: Any) -> Any:
         async with self.http.request(method, self.base + path, **options) as response:
@@ -93,14 +94,14 @@ async def clients(process: PlanesProcess, rest: int, rpc: int) -> AsyncIterator[
         aiohttp.ClientSession(headers={"Authorization": header}, connector=aiohttp.TCPConnector(ssl=context)) as http,
         grpc.aio.secure_channel(f"127.0.0.1:{rpc}", credentials) as channel,
     ):
-        yield Clients(http, channel, f"https://127.0.0.1:{rest}", [("authorization", header)])
+        yield Clients(http, channel, f"https://127.0.0.1:{rest}", [("authorization", header)], process)
 
 
 @asynccontextmanager
-async def service(folder: Path) -> AsyncIterator[Clients]:
+async def service(folder: Path, process_class: type[PlanesProcess] = PlanesProcess) -> AsyncIterator[Clients]:
     rest, rpc = free_ports(2)
     flags = "--rest-address", f"127.0.0.1:{rest}", "--grpc-address", f"127.0.0.1:{rpc}"
-    with PlanesProcess(folder / "planes", *flags) as process:
+    with process_class(folder / "planes", *flags) as process:
         process.wait_for_output("served by grpc")
         async with clients(process, rest, rpc) as each:
             yield each

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 from tapestry.process.addresses import Address
 from tapestry.vclusters.access.authentication import Certificate, Credentials
 from tapestry.vclusters.api import vcluster_api_pb2 as api
-from tapestry.vclusters.errors import ServiceError
+from tapestry.vclusters.errors import ServiceError, Violation, field_invalid
 from tapestry.vclusters.gateway import Gateway, IncomingCall
 from tapestry.vclusters.transcoding import MAX_BODY_BYTES
 
@@ -66,24 +66,23 @@ class GrpcListener:
 
     def _handler(self, rpc: MethodDescriptor) -> grpc.RpcMethodHandler:
         make = grpc.unary_stream_rpc_method_handler if rpc.server_streaming else grpc.unary_unary_rpc_method_handler
-        respond = self._stream(rpc.name) if rpc.server_streaming else self._unary(rpc.name)
-        request, response = GetMessageClass(rpc.input_type), GetMessageClass(rpc.output_type)
-        return make(respond, request_deserializer=request.FromString, response_serializer=response.SerializeToString)
+        respond = self._stream(rpc) if rpc.server_streaming else self._unary(rpc)
+        return make(respond, response_serializer=GetMessageClass(rpc.output_type).SerializeToString)
 
-    def _unary(self, method: str) -> Callable[[Message, Context], Any]:
-        async def respond(request: Message, context: Context) -> Message:
+    def _unary(self, rpc: MethodDescriptor) -> Callable[[bytes, Context], Any]:
+        async def respond(content: bytes, context: Context) -> Message:
             try:
-                response, _ = await self.gateway.call(incoming_call(method, request, context))
+                response, _ = await self.gateway.call(incoming_call(rpc, content, context))
             except ServiceError as error:
                 await abort(context, error)
             return response
 
         return respond
 
-    def _stream(self, method: str) -> Callable[[Message, Context], AsyncGenerator[Message, None]]:
-        async def respond(request: Message, context: Context) -> AsyncGenerator[Message, None]:
+    def _stream(self, rpc: MethodDescriptor) -> Callable[[bytes, Context], AsyncGenerator[Message, None]]:
+        async def respond(content: bytes, context: Context) -> AsyncGenerator[Message, None]:
             try:
-                async with aclosing(self.gateway.stream(incoming_call(method, request, context))) as messages:
+                async with aclosing(self.gateway.stream(incoming_call(rpc, content, context))) as messages:
                     async for message in messages:
                         yield message
             except ServiceError as error:
@@ -101,10 +100,18 @@ async def abort(context: Context, error: ServiceError) -> NoReturn:
     raise AssertionError("abort has raised")
 
 
-def incoming_call(method: str, request: Message, context: Context) -> IncomingCall:
+def incoming_call(rpc: MethodDescriptor, content: bytes, context: Context) -> IncomingCall:
+    """Return the call of an RPC. Raises ServiceError for bytes that are not its message.
+
+    A deserializer of gRPC may not raise an error of the client: it would be logged as one of the server.
+    """
+    try:
+        request = GetMessageClass(rpc.input_type).FromString(content)
+    except DecodeError as error:
+        raise field_invalid(Violation("body", f"is not a {rpc.input_type.full_name}: {error}")) from error
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     return IncomingCall(
-        method,
+        rpc.name,
         request,
         Credentials(metadata.get("authorization", ""), certificate_of(context.auth_context())),
         peer_address(context.peer()),

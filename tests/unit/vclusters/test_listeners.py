@@ -121,6 +121,17 @@ async def test_both_protocols_answer_alike(tmp_path: Path, user: str) -> None:
     assert not different
 
 
+@pytest.mark.parametrize("method", ["GetVCluster", "WatchVCluster"])
+async def test_broken_message_is_an_error_of_the_client(tmp_path: Path, method: str) -> None:
+    rpc = RPCS[method]
+    async with listeners(tmp_path) as world:
+        make = world.channel.unary_stream if rpc.server_streaming else world.channel.unary_unary
+        call = make(f"/{rpc.containing_service.full_name}/{rpc.name}")(b"\xdd1\xc5")
+        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert rpc.input_type.full_name in await call.details()
+    assert world.world.service.calls == []
+
+
 async def test_errors_have_the_same_details(tmp_path: Path) -> None:
     errors = [
         quota_exceeded("shop", [Violation("vclusters", "2 of 1")]),

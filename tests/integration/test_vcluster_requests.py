@@ -1,0 +1,192 @@
+"""Repeated and malformed requests to the service of virtual clusters, and the same ones by REST and by gRPC."""
+
+import asyncio
+import json
+import ssl
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
+
+from tapestry.apis.operations import OPERATIONS
+from tapestry.apis.planes import PLANES
+from tapestry.apis.vclusters import VCLUSTERS
+from tapestry.vclusters.rest_routes import ROUTES, RPCS, Route
+
+from .plane_clients import client_of, together
+from .vcluster_clients import COLLECTION, Clients, UnlimitedPlanesProcess, service
+from .vcluster_mutations import random_http, random_rpc
+
+DETAILS = "grpc-status-details-bin"
+DETAIL_TYPES = error_details_pb2.DESCRIPTOR.message_types_by_name
+"""Messages of details, which `json_format` finds by name because they are imported."""
+ALLOWED_CODES = frozenset(grpc.StatusCode) - {
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DATA_LOSS,
+}
+ANSWER_SECONDS = 20.0
+WORKERS = 8
+FIRST_ROUTES = {each.method: each for each in reversed(ROUTES)}
+
+
+# -- repeated requests
+
+
+async def check_repeated_creates(world: Clients, count: int) -> None:
+    fields = {"name": "blue", "requestId": "again", "waitForReady": True}
+
+    async def create(number: int) -> tuple[str, str]:
+        if number % 2:
+            answer = await world.rest("POST", COLLECTION, json=fields)
+        else:
+            answer = await world.rpc(
+                "CreateVCluster", name="blue", namespace="shop", request_id="again", wait_for_ready=True
+            )
+        return answer["operationId"], answer["vcluster"]["id"]
+
+    answers = await together(create(number) for number in range(count))
+    assert len(set(answers)) == 1, Counter(answers)
+    async with client_of(world.process.kubeconfig) as management:
+        for resource in (VCLUSTERS, PLANES, OPERATIONS):
+            assert len(await management.list(resource)) == 1, resource.kind
+    changed = {**fields, "labels": {"team": "web"}}
+    status, answer = await rest(world, "POST", COLLECTION, changed)
+    assert (status, reason_of(answer)) == (400, "REQUEST_ID_REUSED")
+    request = GetMessageClass(RPCS["CreateVCluster"].input_type)()
+    json_format.ParseDict({**changed, "namespace": "shop"}, request)
+    _, details = await rpc(world, "CreateVCluster", request)
+    assert details[0]["reason"] == "REQUEST_ID_REUSED"
+
+
+def reason_of(answer: Any) -> Any:
+    return answer["error"]["details"][0]["reason"]
+
+
+@pytest.mark.timeout(120)
+async def test_repeated_creates_have_one_effect(tmp_path: Path) -> None:
+    async with service(tmp_path, UnlimitedPlanesProcess) as world:
+        await check_repeated_creates(world, 100)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_thousand_repeated_creates_have_one_effect(tmp_path: Path) -> None:
+    async with service(tmp_path, UnlimitedPlanesProcess) as world:
+        await check_repeated_creates(world, 1000)
+
+
+# -- malformed requests
+
+
+async def send_http(world: Clients, context: ssl.SSLContext, content: bytes) -> int:
+    """Send bytes to the REST listener, and return the status of the answer; 0 without one."""
+    host, port = world.base.removeprefix("https://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    try:
+        writer.write(content)
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(2):
+                line = await reader.readline()
+            return int(line.split()[1]) if line.startswith(b"HTTP/") else 0
+        return 0
+    finally:
+        writer.transport.abort()
+
+
+async def send_rpc(world: Clients, path: str, content: bytes) -> grpc.StatusCode:
+    """Call an RPC with bytes, and return its code. A stream is over with its first message."""
+    rpc = RPCS.get(path.rpartition("/")[2])
+    options = {"metadata": world.metadata, "timeout": ANSWER_SECONDS}
+    try:
+        if rpc is not None and rpc.server_streaming:
+            call = world.channel.unary_stream(path)(content, **{**options, "timeout": 1.0})
+            await call.read()
+            call.cancel()
+        else:
+            await world.channel.unary_unary(path)(content, **options)
+    except grpc.aio.AioRpcError as error:
+        code: grpc.StatusCode = error.code()
+        return code
+    return grpc.StatusCode.OK
+
+
+async def check_malformed_requests(world: Clients, count: int, seed: int) -> None:
+    random = Random(seed)
+    context = ssl.create_default_context(cafile=str(world.process.folder / "pki" / "ca.crt"))
+    await world.rest("PATCH", "/v1/projects/default/quota", json={"limits": {"vclusters": "3"}})
+    numbers = iter(range(count))
+    wrong: list[tuple[object, bytes]] = []
+    answers: Counter[object] = Counter()
+
+    async def work() -> None:
+        for number in numbers:
+            if number % 2:
+                content = random_http(random, world.metadata[0][1])
+                status = await send_http(world, context, content)
+                answers[status] += 1
+                if status >= 500 and status not in (501, 503):
+                    wrong.append((status, content))
+            else:
+                path, content = random_rpc(random)
+                code = await send_rpc(world, path, content)
+                answers[code] += 1
+                if code not in ALLOWED_CODES:
+                    wrong.append((code, path.encode() + content))
+
+    await together(work() for _ in range(WORKERS))
+    log = world.process.log.read_text()
+    traces = [line for line in log.splitlines() if "Traceback" in line or '"level":"error"' in line]
+    assert not wrong, (seed, answers, wrong[:5])
+    assert not traces, (seed, answers, traces[:3])
+    assert answers[200] > 0, answers
+    assert answers[400] > 0, answers
+    assert answers[grpc.StatusCode.INVALID_ARGUMENT] > 0, answers
+    await world.rest("GET", "/v1/vclusters")
+    await world.rpc("ListVClusters")
+
+
+@pytest.mark.timeout(120)
+async def test_malformed_requests(tmp_path: Path) -> None:
+    async with service(tmp_path, UnlimitedPlanesProcess) as world:
+        await check_malformed_requests(world, 2000, seed=20)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("seed", range(10))
+async def test_many_malformed_requests(tmp_path: Path, seed: int) -> None:
+    async with service(tmp_path, UnlimitedPlanesProcess) as world:
+        await check_malformed_requests(world, 10_000, seed)
+
+
+# -- the same requests by both protocols
+
+
+async def rest(world: Clients, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async with world.http.request(method, world.base + path, json=body) as response:
+        text = await response.text()
+        return response.status, json.loads(text) if text else {}
+
+
+async def rpc(world: Clients, method: str, request: Message) -> tuple[int, Any]:
+    """Return the number of the code, and the response or the details of the error."""
+    descriptor = RPCS[method]
+    call = world.channel.unary_unary(
+        f"/{descriptor.containing_service.full_name}/{descriptor.name}",
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=GetMessageClass(descriptor.output_type).FromString,
+    )
+    try:
+        return 0, json_format.MessageToDict(await call(request, metadata=world.metadata))
+    except grpc.aio.AioRpcError as error:
+        (details,) = [each[1] for each in error.trailing_metadata() or () if each[0] == DETAILS]
+        return error.code().value[0], json_format.MessageToDict(status_pb2.Status.FromString(details))["details"]
