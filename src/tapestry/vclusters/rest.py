@@ -42,7 +42,7 @@ class RestListener:
 
     gateway: Gateway
     proxy: VClusterProxy | None = None
-    """Passes requests on to virtual clusters."""
+    """Proxy to the API of virtual clusters, if the listener has one."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         try:

@@ -120,30 +120,24 @@ class ProxiedExchange(Exchange):
 
 
 def response_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in headers.items() if name.lower() != SET_COOKIE}
-    return {**kept, **RESPONSE_HEADERS}
+    without_cookies = {name: value for name, value in headers.items() if name.lower() != SET_COOKIE}
+    return {**without_cookies, **RESPONSE_HEADERS}
 
 
 async def run_terminable(exchange: ProxiedExchange, work: Coroutine[Any, Any, None]) -> None:
     """Handle a request in a task that the plane cancels when it closes."""
     connection = exchange.proxied
-    task = connection.task = asyncio.create_task(run_counted(connection, work))
-    try:
-        await asyncio.wait([task])
-    finally:  # if the client has gone, this task is cancelled
-        task.cancel()
-        await asyncio.wait([task])
-    if task.cancelled():
+    async with asyncio.TaskGroup() as group:
+        connection.task = group.create_task(run_counted(connection, work))
+    if connection.task.cancelled():
         connection.drop_client()
-        return
-    with suppress(ConnectionError):  # the client has gone
-        task.result()
 
 
 async def run_counted(connection: ProxiedConnection, work: Coroutine[Any, Any, None]) -> None:
     """Handle a request, and then free the place of its connection."""
     try:
-        await work
+        with suppress(ConnectionError):  # the client has gone
+            await work
     finally:
         if connection.limiter is not None:
             connection.limiter.remove(connection)
@@ -151,7 +145,7 @@ async def run_counted(connection: ProxiedConnection, work: Coroutine[Any, Any, N
 
 @dataclass(frozen=True)
 class VClusterProxy:
-    """Passes requests to the virtual clusters whose planes this process holds."""
+    """Proxy to the virtual clusters whose planes this process holds."""
 
     kubeconfigs: VClusterKubeconfigs
 

@@ -174,6 +174,15 @@ async def test_watch_is_streamed(world: World) -> None:
     assert handler.connection_limiter.authenticated == 0
 
 
+async def test_watch_ends_with_its_plane(world: World) -> None:
+    entry = await world.plane()
+    async with world.http.get(f"{world.base}{MAPS}?watch=1", headers=world.headers("olga")) as response:
+        await world.process.plane_set.close(entry, PlaneState.ASLEEP)
+        async with asyncio.timeout(10):
+            lines = (await response.text()).splitlines()
+        assert json.loads(lines[-1])["type"] in ("ADDED", "BOOKMARK")
+
+
 async def test_asleep_planes_wake_and_suspended_ones_say_so(world: World) -> None:
     entry = await world.plane()
     await world.process.plane_set.close(entry, PlaneState.ASLEEP)
