@@ -271,6 +271,40 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Changes", ((largest("sum by (plane) (deriv(tapestry_plane_revision[5m]))"), "{{plane}}"),), "ops"),
     ),
+    "Lifecycle service": (
+        Panel(
+            "Requests by method and code",
+            ((rate("tapestry_vclusters_requests_total", "method, code"), "{{method}} {{code}}"),),
+            "reqps",
+        ),
+        Panel("Virtual clusters", (("max by (phase) (tapestry_vclusters)", "{{phase}}"),)),
+        Panel(
+            "Operations",
+            ((rate("tapestry_vclusters_operation_seconds_count", "verb, result"), "{{verb}} {{result}}"),),
+            "ops",
+        ),
+        Panel(
+            "Duration of operations (99th percentile)",
+            ((quantile("tapestry_vclusters_operation_seconds", "", "verb"), "{{verb}}"),),
+            "s",
+        ),
+        Panel(
+            "Steps that failed",
+            ((rate("tapestry_vclusters_step_failures_total", "verb, step"), "{{verb}} {{step}}"),),
+            "ops",
+        ),
+        Panel(
+            "Use of quotas",
+            (
+                (
+                    "max by (project, resource) (tapestry_vclusters_quota_used)"
+                    " / max by (project, resource) (tapestry_vclusters_quota_limit)",
+                    "{{project}} {{resource}}",
+                ),
+            ),
+            "percentunit",
+        ),
+    ),
     "Processes": (
         Panel(
             "Delay of the event loop (99th percentile)",

@@ -28,6 +28,7 @@ from tapestry.process.logs import logger
 from tapestry.vclusters import operations
 from tapestry.vclusters.engines import Engine, Observation, StepFailed, StepNotDone
 from tapestry.vclusters.lifecycle import Event, transition
+from tapestry.vclusters.metrics import OPERATION_SECONDS, STEP_FAILURES
 from tapestry.vclusters.plans import COMPENSATED, Plan, Step, plan, plan_of, timeout
 
 log = logger(__name__)
@@ -168,6 +169,7 @@ class Orchestrator:
         except Conflict:
             raise  # the cache is behind
         except Exception as error:  # noqa: BLE001  an engine may raise anything, and the deadline ends its attempts
+            STEP_FAILURES.inc(journal.verb.value, name)
             log.warning("step of a virtual cluster failed, trying again", step=name, error=str(error))
             again = operations.step_begun(operations.step_error(journal, name, str(error)), name, step.deadline, now)
             await self._write(vcluster, phase, again, {"message": operations.truncated(str(error))})
@@ -185,7 +187,9 @@ class Orchestrator:
     async def _fail(self, vcluster: Object, phase: Phase, journal: Journal, error: OperationError) -> Result | None:
         """Stop at the current step. What was done is undone next."""
         step = operations.current_step(journal)
-        failed = operations.step_failed(journal, step.name if step is not None else "", error.message, self.now())
+        name = step.name if step is not None else ""
+        STEP_FAILURES.inc(journal.verb.value, name)
+        failed = operations.step_failed(journal, name, error.message, self.now())
         data = {**failed.data, "code": error.code, "reason": error.reason}
         return await self._write(vcluster, phase, msgspec.structs.replace(failed, data=data))
 
@@ -248,6 +252,8 @@ class Orchestrator:
             return
         if not value_at(created, "status", "result"):
             await self.client.patch(OPERATIONS, created, {"status": record["status"]}, subresource="status")
+            seconds = (self.now() - journal.start_time).total_seconds()
+            OPERATION_SECONDS.labels(journal.verb.value, record["status"]["result"]).observe(seconds)
 
     # -- observation
 

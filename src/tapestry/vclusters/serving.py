@@ -35,6 +35,7 @@ from tapestry.vclusters.config import ServiceConfig
 from tapestry.vclusters.contract import Contract
 from tapestry.vclusters.gateway import Gateway
 from tapestry.vclusters.grpc import TlsFiles, serve_grpc
+from tapestry.vclusters.metrics import served_metrics
 from tapestry.vclusters.model import VClusterMessages
 from tapestry.vclusters.page_tokens import PageTokens
 from tapestry.vclusters.pages import Pager
@@ -93,6 +94,7 @@ async def serve_gateway(
         )
         contract = new_contract(process, PageTokens(page_key), audit_folder, is_compatible=config.compat_plaintext)
         objects = contract.vclusters.objects
+        stack.enter_context(served_metrics(objects))
 
         def access_key(id: str) -> AccessKeySpec | None:
             found = objects.get(ACCESS_KEYS, "", id)

@@ -1,0 +1,72 @@
+"""Metrics of the lifecycle service: operations and their steps, virtual clusters by phase, and the use of quotas."""
+
+from collections import Counter as Counts
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import REGISTRY, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tapestry.apis.operations import SNAPSHOTS
+from tapestry.apis.projects import QUOTAS
+from tapestry.apis.vclusters import VCLUSTERS
+from tapestry.kube.objects import value_at
+from tapestry.kube.quantity import NANOS, parse_quantity
+from tapestry.process.counters import Counter
+from tapestry.vclusters.quota import Charge, snapshot_charge, total_usage, vcluster_charge
+from tapestry.vclusters.stored_objects import StoredObjects
+
+OPERATION_SECONDS = Histogram(
+    "tapestry_vclusters_operation_seconds",
+    "Time from the start of an operation to its end.",
+    ["verb", "result"],
+    buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
+)
+STEP_FAILURES = Counter(
+    "tapestry_vclusters_step_failures_total", "Attempts of steps of operations that failed.", "verb", "step"
+)
+
+
+class ServiceCollector(Collector):
+    """Collect the virtual clusters by phase and the use of quotas, from the objects of the management API."""
+
+    def __init__(self, objects: StoredObjects) -> None:
+        self._objects = objects
+
+    def collect(self) -> Iterator[Metric]:
+        vclusters = self._objects.all(VCLUSTERS)
+        phases = GaugeMetricFamily("tapestry_vclusters", "Number of virtual clusters by phase.", labels=["phase"])
+        for phase, count in Counts(str(value_at(each, "status", "phase", default="")) for each in vclusters).items():
+            phases.add_metric([phase], count)
+        labels = ["project", "resource"]
+        used = GaugeMetricFamily("tapestry_vclusters_quota_used", "Use of a limited resource.", labels=labels)
+        limit = GaugeMetricFamily("tapestry_vclusters_quota_limit", "Limit of a project.", labels=labels)
+        charges: defaultdict[str, list[Charge]] = defaultdict(list)
+        for charge in map(vcluster_charge, vclusters):
+            charges[charge.project].append(charge)
+        for snapshot in self._objects.all(SNAPSHOTS):
+            charge = snapshot_charge(snapshot, owner="")
+            charges[charge.project].append(charge)
+        for quota in self._objects.all(QUOTAS):
+            project = quota["spec"]["project"]
+            usage = total_usage(charges[project])
+            for name, amount in value_at(quota, "spec", "limits", default={}).items():
+                used.add_metric([project, name], usage[name].nano / NANOS)
+                limit.add_metric([project, name], parse_quantity(str(amount), name).nano / NANOS)
+        yield from (phases, used, limit)
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+
+@contextmanager
+def served_metrics(objects: StoredObjects) -> Iterator[None]:
+    """Serve the metrics of stored objects with those of the process."""
+    collector = ServiceCollector(objects)
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)
