@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from tapestry.apis.operations import OPERATIONS
 from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
@@ -16,6 +17,7 @@ from tapestry.controller.testing import InProcessApi
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.times import timestamp
 from tapestry.vclusters.lifecycle import is_legal
+from tapestry.vclusters.metrics import STEP_FAILURES
 from tapestry.vclusters.operations import operation_id
 from tapestry.vclusters.orchestrator import Orchestrator
 from tapestry.vclusters.plans import Step
@@ -183,8 +185,13 @@ async def test_suspend_takes_requested_steps(
 async def test_failed_create_is_undone() -> None:
     world = World()
     world.engine.faults[Step.WAIT_READY] = Faults(is_impossible=True)
+    failed = {"verb": Verb.CREATE.value, "result": "Failed"}
+    operations = REGISTRY.get_sample_value("tapestry_vclusters_operation_seconds_count", failed) or 0
+    failures = STEP_FAILURES.values().get((Verb.CREATE.value, Step.WAIT_READY.value), 0)
     operation = await world.create()
     await world.run_until_idle()
+    assert REGISTRY.get_sample_value("tapestry_vclusters_operation_seconds_count", failed) == operations + 1
+    assert STEP_FAILURES.values()[Verb.CREATE.value, Step.WAIT_READY.value] == failures + 1
     status = await world.status()
     assert (status["phase"], status["reason"]) == (Phase.ERROR, "IMPOSSIBLE")
     assert world.engine.calls[-2:] == ["undo Install", "undo Place"]
