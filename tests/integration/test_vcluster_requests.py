@@ -190,3 +190,92 @@ async def rpc(world: Clients, method: str, request: Message) -> tuple[int, Any]:
     except grpc.aio.AioRpcError as error:
         (details,) = [each[1] for each in error.trailing_metadata() or () if each[0] == DETAILS]
         return error.code().value[0], json_format.MessageToDict(status_pb2.Status.FromString(details))["details"]
+
+
+TARGETS = {
+    **{"namespace": "shop", "vcluster_name": "blue", "project": "default", "quota.project": "default"},
+    **{"project.name": "default", "host_cluster.name": "east"},
+}
+"""Values of parameters of paths, except names and ids, which follow from the method."""
+BODIES: dict[str, dict[str, Any]] = {
+    "CreateVCluster": {"name": "green", "spec": {"resources": {"cpuLimit": "1"}}},
+    "UpdateVCluster": {"labels": {"team": "web"}},
+    "ScaleVCluster": {"resources": {"cpuLimit": "2"}},
+    "SuspendVCluster": {"createSnapshot": True},
+    "CreateProject": {"project": {"name": "green"}},
+    "UpdateProject": {"project": {"displayName": "all"}},
+    "UpdateQuota": {"quota": {"limits": {"vclusters": "9"}}},
+    "CreateHostCluster": {"name": "east"},
+    "CreateAccessKey": {"accessKey": {"description": "one"}},
+    "WaitOperation": {"timeoutSeconds": 1},
+}
+"""Fields of requests beside those in their paths."""
+VOLATILE = frozenset(
+    {
+        *("operationId", "id", "key", "secret", "kubeconfig", "createTime", "updateTime", "deleteTime", "expiresAt"),
+        *("resourceVersion", "lastTransitionTime", "lastUsedTime", "uid", "etag", "currentOperation", "records"),
+    }
+)
+"""Fields that differ between two answers to the same request."""
+
+
+def stable(value: Any) -> Any:
+    """Return an answer without the fields that differ each time."""
+    if isinstance(value, dict):
+        return {key: stable(each) for key, each in value.items() if key not in VOLATILE}
+    return [stable(each) for each in value] if isinstance(value, list) else value
+
+
+def named_target(method: str, parameter: str, operation: str, *, is_missing: bool) -> str:
+    if is_missing:
+        return "missing"
+    if parameter == "id" and method.endswith("Operation"):
+        return operation
+    if parameter == "name" and method.endswith("Project"):
+        return "default"
+    return TARGETS.get(parameter, "blue")
+
+
+def same_request(route: Route, operation: str, *, is_missing: bool) -> tuple[str, Any, Message]:
+    """Return the path and the body of a request by REST, and the message of the same request by gRPC."""
+    request = GetMessageClass(RPCS[route.method].input_type)()
+    fields = json.loads(json.dumps(BODIES.get(route.method, {})))
+    is_write = "validate_only" in request.DESCRIPTOR.fields_by_name
+    path = route.template
+    if is_write and route.body == "*":
+        fields["validateOnly"] = True
+    elif is_write:
+        path += "?validateOnly=true"
+    json_format.ParseDict({**fields, **({"validateOnly": True} if is_write else {})}, request)
+    for parameter in route.parameters:
+        text = named_target(route.method, parameter, operation, is_missing=is_missing)
+        path = path.replace(f"{{{parameter}}}", text)
+        *parents, last = parameter.split(".")
+        target: Any = request
+        for parent in parents:
+            target = getattr(target, parent)
+        setattr(target, last, text)
+    field = request.DESCRIPTOR.fields_by_name.get(route.body)
+    body = fields if field is None else fields.get(field.json_name, {})
+    return path, body if route.body else None, request
+
+
+@pytest.mark.timeout(120)
+async def test_both_protocols_answer_alike(tmp_path: Path) -> None:
+    different = []
+    codes: Counter[int] = Counter()
+    async with service(tmp_path, UnlimitedPlanesProcess) as world:
+        created = await world.rest("POST", COLLECTION, json={"name": "blue", "waitForReady": True})
+        for is_missing in (False, True):
+            for route in FIRST_ROUTES.values():
+                if RPCS[route.method].server_streaming:
+                    continue
+                path, body, request = same_request(route, created["operationId"], is_missing=is_missing)
+                status, answer = await rest(world, route.http_method, path, body)
+                code, expected = await rpc(world, route.method, request)
+                found = answer["error"]["details"] if status >= 400 else answer
+                codes[code] += 1
+                if stable(found) != stable(expected) or (status < 400) != (code == 0):
+                    different.append((route.method, is_missing, status, found, code, expected))
+    assert not different
+    assert codes[0] > len(FIRST_ROUTES) / 2, codes

@@ -15,14 +15,53 @@ WORDS = (
     *("\u00e4\u65e5", "%F0%9F%92%A9", "op-1", "snap-1", "kube-system", "a.b", "a:b", "true", "1e309", "9" * 40),
 )
 VALUES: tuple[object, ...] = (
-    *(None, True, -1, 2**31, 2**63, 2**64, 1e308, "", "x" * 2000, "\ud7ff", "\u0000", "1Gi", "-5", "2031-13-45T00:00:00Z"),
-    *([], {}, [[]], [{}], {"a": {"b": {}}}, {"": ""}, "shop", "blue", ["spec.resources", "", "."], "0001-01-01T00:00:00Z"),
+    *(
+        None,
+        True,
+        -1,
+        2**31,
+        2**63,
+        2**64,
+        1e308,
+        "",
+        "x" * 2000,
+        "\ud7ff",
+        "\u0000",
+        "1Gi",
+        "-5",
+        "2031-13-45T00:00:00Z",
+    ),
+    *(
+        [],
+        {},
+        [[]],
+        [{}],
+        {"a": {"b": {}}},
+        {"": ""},
+        "shop",
+        "blue",
+        ["spec.resources", "", "."],
+        "0001-01-01T00:00:00Z",
+    ),
 )
 HEADERS = (
     *("If-Match", "If-None-Match", "Idempotency-Key", "Last-Event-ID", "Accept", "Content-Type", "Content-Encoding"),
     *("Expect", "Range", "X-Forwarded-For", "Upgrade", "Connection", "Transfer-Encoding", "Content-Length", "Host"),
 )
-HEADER_VALUES = ("", "*", '"', "W/", "x" * 5000, "\x01", "gzip", "chunked", "-1", "99999999999", "\u00ff", "text/event-stream")
+HEADER_VALUES = (
+    "",
+    "*",
+    '"',
+    "W/",
+    "x" * 5000,
+    "\x01",
+    "gzip",
+    "chunked",
+    "-1",
+    "99999999999",
+    "\u00ff",
+    "text/event-stream",
+)
 
 
 def random_path(random: Random) -> str:
@@ -67,8 +106,15 @@ def random_http(random: Random, authorization: str) -> bytes:
     method = random.choice(METHODS) if random.random() < 0.3 else route.http_method
     path = random_path(random)
     body = b"" if random.random() < 0.3 else random_json(random, route.method)
-    credentials = authorization if random.random() < 0.9 else random.choice(("", "Bearer", "Bearer tap_x", "Basic \xff"))
-    headers = {"Host": "localhost", "Authorization": credentials, "Content-Length": str(len(body)), "Connection": "close"}
+    credentials = (
+        authorization if random.random() < 0.9 else random.choice(("", "Bearer", "Bearer tap_x", "Basic \xff"))
+    )
+    headers = {
+        "Host": "localhost",
+        "Authorization": credentials,
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+    }
     while random.random() < 0.3:
         headers[random.choice(HEADERS)] = random.choice(HEADER_VALUES)
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
@@ -90,11 +136,13 @@ def random_rpc(random: Random) -> tuple[str, bytes]:
                 continue
     content = message.SerializeToString()
     path = f"/{rpc.containing_service.full_name}/{rpc.name}"
-    make: Callable[[], bytes] = random.choice((
-        lambda: content,
-        lambda: mutated(random, content),
-        lambda: random.randbytes(random.randrange(1, 100)),
-    ))
+    make: Callable[[], bytes] = random.choice(
+        (
+            lambda: content,
+            lambda: mutated(random, content),
+            lambda: random.randbytes(random.randrange(1, 100)),
+        )
+    )
     return (path if random.random() < 0.95 else path + "x"), make()
 
 

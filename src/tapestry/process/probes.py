@@ -9,6 +9,7 @@ verified client certificate, except on loopback.
 
 import asyncio
 import hashlib
+import logging
 import socket
 import ssl
 import time
@@ -16,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -31,6 +33,14 @@ MAX_CACHED_DECISIONS = 1024
 SHUTDOWN_SECONDS = 1.0  # aiohttp would wait a minute for requests in flight
 
 log = logs.logger("tapestry.probes")
+
+
+def is_server_error(record: logging.LogRecord) -> bool:
+    """Return whether a record is not about a request that is no HTTP, which anyone can send, with secrets in it."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+logging.getLogger("aiohttp.server").addFilter(is_server_error)
 
 
 @asynccontextmanager

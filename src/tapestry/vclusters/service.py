@@ -527,7 +527,8 @@ class VClusterService:
     def _find_snapshot(self, request: Any) -> Object | None:
         if request.id:
             return next(iter(self.objects.named(SNAPSHOTS, request.id)), None)
-        names = (each for each in self.objects.all(SNAPSHOTS, request.namespace) if request.namespace)
+        namespace = getattr(request, "namespace", "")  # a deletion needs the id
+        names = self.objects.all(SNAPSHOTS, namespace) if namespace else []
         return next((each for each in names if value_at(each, "spec", "displayName") == request.name), None)
 
     async def get_snapshot(self, call: AdmittedCall) -> Message:

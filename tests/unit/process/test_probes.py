@@ -338,3 +338,13 @@ async def test_client_certificate_without_ca_is_ignored(tmp_path: Path, registry
         registry, ScriptedReviewer(good=set()), server_tls(str(server.cert), str(server.key))
     ) as url:
         assert (await get(url, tls=client_tls(ours, ours.identity("prometheus"))))[0] == 401
+
+
+async def test_broken_request_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve_health("127.0.0.1:0", alive={}, ready={}) as at:
+        assert at is not None
+        reader, writer = await asyncio.open_connection(at.host, at.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nAuthorizat\x84on: Bearer secret\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    assert caplog.records == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from google.protobuf.message_factory import GetMessageClass
 
 from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.client.client import Client
@@ -19,6 +20,7 @@ from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
 from tapestry.vclusters.access.roles import Caller, Role
 from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.errors import ServiceError
+from tapestry.vclusters.rest_routes import RPCS
 
 from .service_world import ALICE, EVE, ROOT, VERA, ServiceWorld, service_world
 
@@ -182,3 +184,8 @@ async def test_cancel_and_invalid_requests(world: ServiceWorld) -> None:
     assert await world.reason("CreateVCluster", name="X_", namespace="shop") == "FIELD_INVALID"
     assert await world.reason("CreateVCluster", name="", namespace="shop") == "FIELD_INVALID"
     assert len(await world.client.list(VCLUSTERS)) == 1
+
+
+async def test_snapshot_without_an_id_does_not_exist(world: ServiceWorld) -> None:
+    for method in ("GetSnapshot", "DeleteSnapshot"):
+        assert world.contract.project_of(method, GetMessageClass(RPCS[method].input_type)()) is None
