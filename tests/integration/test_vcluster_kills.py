@@ -164,8 +164,8 @@ async def running(folder: Path) -> AsyncIterator[Setting]:
             yield Setting(process, world, management)
 
 
-async def live(setting: Setting, boundaries: dict[str, int]) -> None:
-    """Carry out all operations of a life, with a kill at a boundary of each that has one."""
+async def check_life(setting: Setting, boundaries: dict[str, int]) -> None:
+    """Carry out all operations of a life, with a kill at a boundary of each that has one, and check what exists."""
     namespaces = {name_of(each) for each in await setting.management.list(NAMESPACES)}
     for name in LIFE:
         ended = await setting.operate(name, boundaries.get(name))
@@ -183,7 +183,7 @@ async def live(setting: Setting, boundaries: dict[str, int]) -> None:
 @pytest.mark.timeout(180)
 async def test_operations_survive_kills(tmp_path: Path) -> None:
     async with running(tmp_path) as setting:
-        await live(setting, BOUNDARIES)
+        await check_life(setting, BOUNDARIES)
 
 
 @pytest.mark.long
@@ -191,4 +191,4 @@ async def test_operations_survive_kills(tmp_path: Path) -> None:
 @pytest.mark.parametrize("boundary", range(MAX_BOUNDARY + 1))
 async def test_operations_survive_kills_at_every_boundary(tmp_path: Path, boundary: int) -> None:
     async with running(tmp_path) as setting:
-        await live(setting, dict.fromkeys((*LIFE, "delete"), boundary))
+        await check_life(setting, dict.fromkeys((*LIFE, "delete"), boundary))

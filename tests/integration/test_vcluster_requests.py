@@ -193,8 +193,12 @@ async def rpc(world: Clients, method: str, request: Message) -> tuple[int, Any]:
 
 
 TARGETS = {
-    **{"namespace": "shop", "vcluster_name": "blue", "project": "default", "quota.project": "default"},
-    **{"project.name": "default", "host_cluster.name": "east"},
+    "namespace": "shop",
+    "vcluster_name": "blue",
+    "project": "default",
+    "quota.project": "default",
+    "project.name": "default",
+    "host_cluster.name": "east",
 }
 """Values of parameters of paths, except names and ids, which follow from the method."""
 BODIES: dict[str, dict[str, Any]] = {
@@ -205,7 +209,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "CreateProject": {"project": {"name": "green"}},
     "UpdateProject": {"project": {"displayName": "all"}},
     "UpdateQuota": {"quota": {"limits": {"vclusters": "9"}}},
-    "CreateHostCluster": {"name": "east"},
+    "CreateHostCluster": {"hostCluster": {"name": "east"}},
     "CreateAccessKey": {"accessKey": {"description": "one"}},
     "WaitOperation": {"timeoutSeconds": 1},
 }
