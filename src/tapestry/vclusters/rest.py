@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 from google.protobuf.message import Message
 
 from tapestry.apiserver.serving.http_handler import verified_subject
@@ -168,10 +169,12 @@ def event_of(message: Message, *, is_sse: bool) -> bytes:
 
 
 async def body_of(request: web.Request) -> bytes:
-    """Return the body. Raises ServiceError if it is too large, without reading all of it."""
+    """Return the body. Raises ServiceError if it is too large, without reading all of it, or not in its encoding."""
     if (request.content_length or 0) <= MAX_BODY_BYTES:
         try:
             return await request.read()
+        except (web.RequestPayloadError, HttpProcessingError) as problem:
+            raise field_invalid(Violation("body", "is not in its Transfer-Encoding or Content-Encoding")) from problem
         except web.HTTPRequestEntityTooLarge:
             pass
     error = field_invalid(Violation("body", f"is larger than {MAX_BODY_BYTES >> 20} MiB"))
