@@ -37,7 +37,8 @@ log = logs.logger("tapestry.probes")
 
 def is_server_error(record: logging.LogRecord) -> bool:
     """Return whether a record is not about a request that is no HTTP, which anyone can send, with secrets in it."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    error = record.exc_info[1] if record.exc_info is not None else None
+    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError))
 
 
 logging.getLogger("aiohttp.server").addFilter(is_server_error)

@@ -203,12 +203,13 @@ async def test_large_body_is_rejected(tmp_path: Path) -> None:
         assert (status, body["error"]["details"][0]["reason"]) == (413, "FIELD_INVALID")
 
 
-async def test_body_in_no_encoding_is_rejected(tmp_path: Path) -> None:
+async def test_body_in_no_encoding_is_rejected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with listeners(tmp_path) as world:
         for encoding in ("gzip", "deflate"):
             headers = {"Content-Encoding": encoding}
             status, body = await world.rest("GET", "/v1/hostclusters", data=b'{"vclusterName": "b"}', headers=headers)
             assert (status, body["error"]["details"][0]["reason"]) == (400, "FIELD_INVALID")
+    assert [each for each in caplog.records if each.name == "aiohttp.server"] == []
 
 
 @pytest.mark.parametrize(
