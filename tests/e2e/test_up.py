@@ -60,6 +60,22 @@ def test_down_purge_stops_and_deletes_world(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def test_virtual_clusters_survive_restart_of_world(tmp_path: Path) -> None:
+    folder = tmp_path / "world"
+    config = folder / "lifecycle_service" / "service.yaml"
+    with running_world(folder, *SMALL):
+        assert "is Running" in shell(f"tapestry vc create blue --config {config}", tmp_path)
+        assert config.stat().st_mode & 0o777 == 0o600
+        assert "tap_" not in config.with_name("log").read_text()  # it is part of debug bundles
+    with running_world(folder):
+        commands = (
+            "tapestry vc connect blue --config {0} -- tapestry k get namespaces -o name; tapestry vc list --config {0}"
+        )
+        output = shell(commands.format(config), tmp_path)
+        assert "namespace/default" in output
+        assert "Running" in output
+
+
 def test_unjoined_cluster_stays_out_after_restart(tmp_path: Path) -> None:
     folder = tmp_path / "world"
     below = f"--cluster-kubeconfig {folder / 'cluster-1' / 'kubeconfig'}"

@@ -99,6 +99,10 @@ SERVICE_FLAGS: Flags = {
     "--rest-address": ("restAddress", "Address of the service of virtual clusters for REST, as 127.0.0.1:8088."),
     "--grpc-address": ("grpcAddress", "Address of the service of virtual clusters for gRPC, as 127.0.0.1:50051."),
     "--grpc-mtls-address": ("grpcMtlsAddress", "Address of the service for gRPC with client certificates."),
+    "--client-config": (
+        "clientConfig",
+        "File that the first start writes for `tapestry vc`, instead of printing the key of the administrator.",
+    ),
 }
 SERVICE_SWITCHES: Flags = {
     "--compat-plaintext": (

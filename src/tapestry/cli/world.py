@@ -41,7 +41,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTRODUCTION = "A compute cluster woven from {} is running.  In another terminal:"
 
 
-def example_commands(kubeconfig: Path, kubectl: str) -> list[str]:
+def example_commands(kubeconfig: Path, kubectl: str, service_config: Path | None) -> list[str]:
     # `make up` runs the program in .venv, which is not in the PATH
     own = (
         []
@@ -56,6 +56,7 @@ def example_commands(kubeconfig: Path, kubectl: str) -> list[str]:
         f"{kubectl} get pods -o wide",
         "tapestry status",
         "tapestry tree",
+        *([f"tapestry vc create blue --config {shlex.quote(str(service_config))}"] if service_config else []),
     ]
 
 
@@ -78,12 +79,13 @@ def example_commands(kubeconfig: Path, kubectl: str) -> list[str]:
 def up(clusters: int | None, nodes: int | None, real_kubernetes: bool, run_pods: bool, data: Path) -> None:
     """Run a virtual cluster and the physical clusters that it leases from, until Ctrl-C.
 
-    An existing world keeps its data; clusters and nodes can be added.
+    An existing world keeps its data; clusters and nodes can be added. The lifecycle service of virtual clusters runs,
+    too; without a host cluster, its virtual clusters run no pods.
     """
     logs.configure("error")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            world = World(data.absolute(), clusters, nodes, real_kubernetes, run_pods)
+            world = World(data.absolute(), clusters, nodes, real_kubernetes, run_pods, has_service=True)
             runner.run(serve(replace(world, report=click.echo, report_event=click.echo)))
     except (WorldError, AssetsMissing, KubeError, JoinError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
@@ -97,7 +99,8 @@ async def serve(world: World) -> None:
     with suppress(asyncio.CancelledError):
         cancel_on_signals(STOP_SIGNALS)
         async with world.run() as plan:
-            lines = example_commands(world.kubeconfig(), find_kubectl() or "tapestry k")
+            service_config = world.service.client_config if world.runs_service else None
+            lines = example_commands(world.kubeconfig(), find_kubectl() or "tapestry k", service_config)
             if view is not None:
                 async with world.client(VIRTUAL) as virtual:
                     await view.run(virtual, lines)

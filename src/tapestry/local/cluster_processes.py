@@ -6,7 +6,7 @@ A restart loses no data: the new process continues with the same folder.
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,11 +51,16 @@ class ClusterProcesses:
             raise failure
 
     def spawn(self, name: str, *flags: str) -> None:
+        command = [str(TAPESTRY_PROGRAM), "cluster", "--data", str(self.folder / name), *flags]
+        self.by_name[name] = self.supervise(name, command)
+
+    def supervise(self, name: str, command: Sequence[str]) -> SupervisedProcess:
+        """Start a process with a folder of the world."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True, mode=0o700)
-        command = [str(TAPESTRY_PROGRAM), "cluster", "--data", str(folder), *flags]
-        process = self.by_name[name] = SupervisedProcess(folder, command)
+        process = SupervisedProcess(folder, command)
         self._tasks[name] = self._group.create_task(process.supervise(self.report), name=name)
+        return process
 
     def remove(self, name: str) -> None:
         """Stop a cluster and delete its folder.  The second call does nothing."""

@@ -58,6 +58,7 @@ from tapestry.local.cluster_processes import (
 from tapestry.local.kubernetes import COMPONENTS, find_assets
 from tapestry.local.process_kubelet import ISOLATED, RUNTIME_CLASS, process_runtime_class
 from tapestry.local.world_folder import VIRTUAL, WorldError, WorldFolder, WorldRecord
+from tapestry.local.world_service import SERVICE_FOLDER, WorldService, has_service_packages
 from tapestry.manager.installation import installation_objects
 from tapestry.manager.join_steps import Cluster
 from tapestry.manager.joining import Plan, join
@@ -105,6 +106,8 @@ class World:
     real_kubernetes: bool = False
     run_pods: bool = False
     """Add a node to the first physical cluster that runs the pods of all users as processes."""
+    has_service: bool = False
+    """Run the lifecycle service of virtual clusters, if its packages are installed."""
     report: ReportLine = print
     """Called with each finished step and its duration."""
     report_start: ReportLine = discard_message
@@ -119,6 +122,10 @@ class World:
 
     def kubeconfig(self, cluster: str = VIRTUAL) -> Path:
         return self.folder / cluster / "kubeconfig"
+
+    @property
+    def service(self) -> WorldService:
+        return WorldService(self.folder / SERVICE_FOLDER)
 
     def client(self, name: str) -> Client:
         return open_client(self.kubeconfig(name))
@@ -168,6 +175,7 @@ class World:
             for name in physical:
                 run_pods = ["--run-pods"] if self.run_pods and name == physical[0] else []
                 self.spawn(name, "--nodes", str(record.nodes), *run_pods)
+            service = self.processes.supervise(SERVICE_FOLDER, self.service.command()) if self.runs_service else None
             self.rescan()
             for name in list(self.processes.by_name):
                 await self.processes.wait_for_cluster(name)
@@ -195,6 +203,13 @@ class World:
             if is_new:
                 raise WorldError(text)
             self.report(text)
+        if service is not None:
+            with self.report_step("lifecycle service of virtual clusters"):
+                await self.service.wait(service)
+
+    @property
+    def runs_service(self) -> bool:
+        return self.has_service and has_service_packages()
 
     async def report_process_node(self, name: str) -> None:
         """Report how the process node of a cluster runs pods."""
@@ -212,7 +227,7 @@ class World:
         for folder in sorted(each for each in self.folder.iterdir() if each.is_dir()):
             if (folder / REMOVED_FILE).exists():
                 self.processes.remove(folder.name)
-            elif folder.name not in self.processes.by_name:
+            elif folder.name not in self.processes.by_name and folder.name != SERVICE_FOLDER:
                 self.spawn(folder.name)
 
     async def join(self, virtual: Client, name: str) -> None:

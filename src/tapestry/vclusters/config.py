@@ -13,10 +13,14 @@ class ServiceConfig(Section, frozen=True):
     """Address for gRPC, for example 127.0.0.1:50051."""
     grpc_mtls_address: str = ""
     """Address for gRPC with client certificates."""
+    client_config: str = ""
+    """File for the configuration of `tapestry vc` with the first access key, which is not printed then."""
     compat_plaintext: bool = False
     """Serve clients of the published contract on this machine without TLS and credentials, with all rights."""
 
     def __post_init__(self) -> None:
+        if self.client_config and (self.compat_plaintext or not self.rest_address):
+            raise ValueError("clientConfig: needs restAddress, and excludes compatPlaintext")
         for text in (self.rest_address, self.grpc_address) if self.compat_plaintext else ():
             address = parse_address(text)
             if address is not None and not address.is_loopback:

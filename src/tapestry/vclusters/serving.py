@@ -13,7 +13,7 @@ import msgspec
 
 from tapestry.apis.keys import SYSTEM_NAMESPACE
 from tapestry.apis.projects import ACCESS_KEYS, PROJECTS, AccessKeySpec, ProjectSpec
-from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
+from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context, write_private_file
 from tapestry.apiserver.access.client_certificates import request_client_certificates
 from tapestry.apiserver.app import DEFAULT_SERVER_NAMES
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
@@ -26,7 +26,7 @@ from tapestry.planes.plane_keys import PlaneKeys
 from tapestry.process.addresses import Address, parse_address
 from tapestry.process.logs import logger
 from tapestry.vclusters.access.authentication import Authenticator
-from tapestry.vclusters.access.keys import new_key
+from tapestry.vclusters.access.keys import NewKey, new_key
 from tapestry.vclusters.access.rate_limits import RateLimiter
 from tapestry.vclusters.access.roles import Caller
 from tapestry.vclusters.administration import Administration
@@ -106,7 +106,13 @@ async def serve_gateway(
         gateway = Gateway(contract, authenticator, audit, process.now, limiter)
         listeners = await listen(stack, gateway, VClusterProxy(contract.vclusters.kubeconfigs), process, config)
         if not objects.all(ACCESS_KEYS):
-            announce(f"access key of the administrator, which is shown only once: {await create_admin_key(management)}")
+            key = new_key()
+            if config.client_config:
+                authority = CertificateAuthority(process.config.folder / KEYS_FOLDER).certificate_file
+                write_client_config(Path(config.client_config), listeners, authority, key.text)
+            await create_admin_key(management, key)
+            if not config.client_config:
+                announce(f"access key of the administrator, which is shown only once: {key.text}")
         for name in ("rest", "grpc", "grpc_mtls"):
             address = getattr(listeners, name)
             if address is not None:
@@ -180,9 +186,14 @@ async def shared_page_key(client: Client) -> bytes:
     return base64.b64decode(secret["data"][PAGE_KEY])
 
 
-async def create_admin_key(client: Client) -> str:
-    """Create the first access key, of a platform admin, and return its text."""
-    key = new_key()
+def write_client_config(file: Path, listeners: Listeners, authority: Path, key: str) -> None:
+    """Write the configuration file of `tapestry vc`, which only its owner may read."""
+    config = {"server": f"https://{listeners.rest}", "certificateAuthority": str(authority.absolute()), "key": key}
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private_file(file, msgspec.yaml.encode(config))
+
+
+async def create_admin_key(client: Client, key: NewKey) -> None:
+    """Create the first access key, of a platform admin."""
     spec = {"principal": ADMIN, "secretSha256": key.hash, "platformAdmin": True, "description": "the first key"}
     await client.create(ACCESS_KEYS, {**object_named(key.id), "spec": spec})
-    return key.text

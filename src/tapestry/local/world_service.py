@@ -1,0 +1,82 @@
+"""Lifecycle service of virtual clusters that runs with a local world, in a process of planes."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from tapestry.local.cluster_processes import POLL_INTERVAL, START_TIMEOUT, TAPESTRY_PROGRAM
+from tapestry.local.kubernetes import free_ports, write_private
+from tapestry.local.world_folder import WorldError
+from tapestry.process.supervised_processes import StallDetector, SupervisedProcess
+
+SERVICE_FOLDER = "lifecycle_service"
+"""Folder of the service in that of the world. No cluster can have this name."""
+STALL_TIMEOUT = 60.0
+PACKAGES = ("cryptography", "grpc", "grpc_health", "grpc_reflection", "google.rpc")
+LOOPBACK = "127.0.0.1"
+
+
+def has_service_packages() -> bool:
+    """Return whether the packages of `kube-tapestry[service]` are installed."""
+    try:
+        return all(map(find_spec, PACKAGES))
+    except ModuleNotFoundError:  # the parent of a package
+        return False
+
+
+@dataclass(frozen=True)
+class WorldService:
+    folder: Path
+
+    @property
+    def client_config(self) -> Path:
+        """Configuration file of `tapestry vc`."""
+        return self.folder / "service.yaml"
+
+    def ports(self) -> tuple[int, int, int]:
+        """Return the ports of planes, REST and gRPC, which are chosen once. Raises WorldError."""
+        file = self.folder / "ports.json"
+        if not file.exists():
+            self.folder.mkdir(exist_ok=True, mode=0o700)
+            write_private(file, json.dumps(free_ports(3)))
+        try:
+            planes, rest, grpc = json.loads(file.read_text())
+            return int(planes), int(rest), int(grpc)
+        except (ValueError, TypeError) as error:
+            raise WorldError(f"{self.folder} cannot be read ({error}); delete it, and its virtual clusters") from error
+
+    def command(self) -> list[str]:
+        planes, rest, grpc = (f"{LOOPBACK}:{port}" for port in self.ports())
+        flags = {
+            "--data": str(self.folder / "planes"),
+            "--name": "world",
+            "--bind-address": planes,
+            "--rest-address": rest,
+            "--grpc-address": grpc,
+            "--client-config": str(self.client_config),
+            "--log-level": "warning",
+        }
+        return [str(TAPESTRY_PROGRAM), "planes", "run", *(text for flag in flags.items() for text in flag)]
+
+    async def wait(self, process: SupervisedProcess) -> None:
+        """Wait until the service answers. Raises WorldError if it ends first, or if the start stalls."""
+        _, rest, _ = self.ports()
+        progress = StallDetector(STALL_TIMEOUT, START_TIMEOUT)
+        while not (self.client_config.exists() and await is_listening(rest)):
+            if process.exit_message or progress.has_stalled(process.progress_value()):
+                end = process.exit_message or "does not answer"
+                advice = f"{self.folder} has its data, and can be deleted with all virtual clusters"
+                raise WorldError(f"the lifecycle service {end}; its log is {process.log}; {advice}")
+            await asyncio.sleep(POLL_INTERVAL)
+        process.has_responded = True
+
+
+async def is_listening(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(LOOPBACK, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
