@@ -204,7 +204,7 @@ class World:
                 raise WorldError(text)
             self.report(text)
         if service is not None:
-            with self.report_step("lifecycle service of virtual clusters"):
+            with self.report_step("lifecycle service; pods of virtual clusters need a host (`tapestry host add`)"):
                 await self.service.wait(service)
 
     @property
