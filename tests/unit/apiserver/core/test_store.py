@@ -77,6 +77,7 @@ class BlockedLog(MemoryLog):
     """A log that blocks until `go` is set."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.loop = asyncio.get_running_loop()
         self.go = asyncio.Event()
 
@@ -88,6 +89,7 @@ class FullLog(MemoryLog):
     """A log that fails while `is_full` is set."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_full = True
 
     def append(self, entries: Sequence[Entry]) -> None:
