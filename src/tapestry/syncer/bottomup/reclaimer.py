@@ -82,17 +82,16 @@ class Reclaimer:
                 )
                 await self.clients.virtual.delete(PODS, marked, grace_seconds=capped_grace_seconds(pod))
             except NotFound:
-                if not reclaim.terms.twins_first:
-                    continue  # otherwise the pod has ended with its twin
+                continue
             except TransportError:
                 raise
             except KubeError as error:
                 rejected.append(error)
-                continue
-            if (twin := self.caches.twin_of_pod(pod)) is not None:
-                self.pending_disruptions.pop(uid_of(twin), None)
-            self.clients.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
-            metrics.POD_OUTCOMES.labels(self.identity.binding_name, metrics.FAILED, "Reclaimed").inc()
+            else:
+                if (twin := self.caches.twin_of_pod(pod)) is not None:
+                    self.pending_disruptions.pop(uid_of(twin), None)
+                self.clients.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
+                metrics.POD_OUTCOMES.labels(self.identity.binding_name, metrics.FAILED, "Reclaimed").inc()
         if rejected:
             raise rejected[0]
 

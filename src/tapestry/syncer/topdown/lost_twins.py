@@ -85,7 +85,7 @@ class LostTwins:
         return None
 
     async def delete_reclaimed_pod(self, pod: VirtualPod, uid: str, patch: Object) -> None:
-        """Mark and delete the pod as if the virtual cluster had been reachable when its twin was reclaimed."""
+        """Mark and delete the pod of a twin that was reclaimed first, as if it had left before its twin."""
         try:
             marked = await self.clients.virtual.patch(
                 PODS, pod.object, patch, type=PatchType.STRATEGIC, subresource="status"
@@ -93,6 +93,7 @@ class LostTwins:
             await self.clients.virtual.delete(PODS, marked, grace_seconds=capped_grace_seconds(pod.object))
         except NotFound:
             return
+        self.clients.events.warning(pod.object, "Reclaimed", patch["status"]["conditions"][0]["message"])
         self.status_writer.count(metrics.FAILED, "Reclaimed")
         del self.pending_disruptions[uid]
 
