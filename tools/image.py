@@ -125,6 +125,9 @@ LEFT_OUT_WHEEL_FILES = (
     *("*/tests/*", "*/test/*", "*.pyi", "*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.proto", "*.data/*"),
     "apsw/sqlite_extra_binaries/*",  # command line tools of SQLite
     *("cffi/*", "pycparser/*"),  # compilers of bindings; cryptography has compiled ones
+    *(
+        f"google/{name}/*" for name in ("api", "cloud", "gapic", "logging", "longrunning", "type")
+    ),  # only google/rpc is used
     "pygments/*",  # rich imports it only to highlight source code
 )
 
