@@ -94,8 +94,8 @@ class DnsListener:
             self._server.close()
         for each in self._waiting:
             each.cancel()
-        for connection in self._connections:
-            connection.close()
+        for connection in tuple(self._connections):
+            connection.transport.abort()
 
     def _available(self) -> int:
         """Return how many queries may be answered now."""

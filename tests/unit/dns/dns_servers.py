@@ -113,6 +113,7 @@ async def sent_over_tcp(port: int, *messages: bytes) -> list[bytes]:
             found.append(await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big")))
     finally:
         writer.close()
+        await writer.wait_closed()
     return found
 
 

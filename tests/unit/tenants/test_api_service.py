@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -120,4 +121,6 @@ async def first_line(port: int, name: str, token: str, authority: str) -> bytes:
     writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     response = await reader.read()
     writer.close()
+    with suppress(OSError):  # the server has closed the connection, too
+        await writer.wait_closed()
     return response.splitlines()[0] if b"system:serviceaccount:default:default" in response else response
