@@ -54,6 +54,8 @@ LIMITED_INTERVAL = timedelta(seconds=10)
 """Time between two audit records about an address that sends too many requests."""
 MAX_LIMITED = 10_000
 RESOURCE_PATTERN = re.compile("^[A-Z][a-z]+")
+READERS_OF_AUDIT = frozenset({"ListAuditRecords", "ExportAuditRecords", "VerifyAuditRecords"})
+"""Methods that read the audit log from disk. They wait until it has all records so far."""
 VISIBLE_METHODS = frozenset({"ListVClusters", "WatchVCluster", "ListSnapshots", "ListOperations", "ListProjects"})
 """Methods that return what the caller may see of all projects, unless the request names one."""
 
@@ -206,7 +208,7 @@ class Gateway:
         outcome: dict[str, str] = {}
         try:
             self.audit.append(event)
-            if kind != READ:
+            if kind != READ or event.method in READERS_OF_AUDIT:
                 await self.audit.wait_until_durable()
         except AuditUnavailableError as error:
             log.warning("request rejected without an audit log", method=event.method, error=str(error))

@@ -7,6 +7,7 @@ import pytest
 
 from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.audit import chained_log
+from tapestry.vclusters.audit.queries import newest_first
 from tapestry.vclusters.errors import ServiceError, not_found
 from tapestry.vclusters.gateway import IncomingCall, network_of, resource_of
 
@@ -46,6 +47,16 @@ async def test_rejected_request_does_not_reach_the_service(
         records = await world.records()
         assert [each.reason for each in records][-1] == reason
         assert [each.stage for each in records] == (["completed"] if reason else ["received", "completed"])
+
+
+async def test_reader_of_audit_log_finds_all_records(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path) as world:
+        await world.call("GetVCluster", name="blue", namespace="shop")
+        await world.call("ListAuditRecords", "root")
+        assert [each.stage for each in newest_first(tmp_path, matches=lambda each: each.method == "GetVCluster")] == [
+            "completed",
+            "received",
+        ]
 
 
 async def test_hidden_and_missing_resources_look_the_same(tmp_path: Path) -> None:
