@@ -6,8 +6,7 @@ what is desired, and which operation is to bring it about. The orchestrator does
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,13 +24,7 @@ from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.errors import (
     AlreadyExists,
-    ApiError,
-    BadRequest,
     Conflict,
-    Invalid,
-    NotFound,
-    TransportError,
-    Unavailable,
 )
 from tapestry.kube.objects import Object, labels_of, name_of, namespace_of, object_named, uid_of, value_at, version_of
 from tapestry.kube.resources import NAMESPACES
@@ -42,7 +35,6 @@ from tapestry.vclusters.errors import (
     Code,
     ServiceError,
     Violation,
-    already_exists,
     etag_mismatch,
     field_invalid,
     not_found,
@@ -53,6 +45,7 @@ from tapestry.vclusters.errors import (
     unavailable,
 )
 from tapestry.vclusters.gateway import AdmittedCall
+from tapestry.vclusters.management_errors import reported
 from tapestry.vclusters.model import (
     VClusterMessages,
     current_operation,
@@ -69,6 +62,7 @@ from tapestry.vclusters.operations import operation_id, request_digest, snapshot
 from tapestry.vclusters.orchestrator import journal_of, waiting_request
 from tapestry.vclusters.pages import Pager
 from tapestry.vclusters.policy import service_error
+from tapestry.vclusters.spec_updates import DESIRED_FIELDS, mask_of, updated_spec
 from tapestry.vclusters.stored_objects import StoredObjects
 from tapestry.vclusters.vcluster_kubeconfigs import VClusterKubeconfigs
 
@@ -82,9 +76,6 @@ DEFAULT_KUBECONFIG_HOURS = 24
 MAX_KUBECONFIG_HOURS = 30 * 24
 KUBECONFIG_FORMATS = ("", "default", "token")
 READY_PHASES = frozenset({Phase.RUNNING, Phase.ERROR})
-MASK_FIELDS = ("labels", "annotations", "expire_time", "deletion_protection")
-"""Fields of an update besides those of the spec."""
-DESIRED_FIELDS = frozenset(each.json_name for each in api.VClusterSpec.DESCRIPTOR.fields)
 NOT_ARGUMENTS = ("name", "namespace", "validateOnly", "etag", "requestId", "resources", "replicas")
 VERBS: Mapping[str, Verb] = {f"{each.value}VCluster": each for each in Verb}
 Respond = Callable[[AdmittedCall], Any]
@@ -739,93 +730,3 @@ def version_in(text: str, current: int) -> int:
     if not text.isdecimal() or len(text) > 19 or int(text) > current:
         raise field_invalid(Violation("resourceVersion", "must be that of an event or of a virtual cluster"))
     return int(text)
-
-
-def mask_of(request: Any) -> frozenset[str]:
-    """Return the fields that an update sets: `spec.` paths of the spec, and others. Raises ServiceError."""
-    if not request.HasField("update_mask"):
-        paths = {f"spec.{each.name}" for each, _ in request.spec.ListFields()}
-        return frozenset(
-            paths | {name for name in MASK_FIELDS if name in {each.name for each, _ in request.ListFields()}}
-        )
-    paths = set()
-    for path in request.update_mask.paths:
-        first, _, rest = path.partition(".")
-        if path == "*":
-            paths |= {"spec", *MASK_FIELDS}
-        elif path == "spec" or (path in MASK_FIELDS and not rest):
-            paths.add(path)
-        else:
-            name = path if first == "spec" else f"spec.{path}"
-            check_path(name)
-            paths.add(name)
-    return frozenset(paths)
-
-
-def check_path(path: str) -> None:
-    descriptor: Any = api.VClusterSpec.DESCRIPTOR
-    for name in path.split(".")[1:]:
-        known = descriptor.fields_by_name.get(name) if descriptor is not None else None
-        if known is None:
-            raise field_invalid(Violation("updateMask", f"{path[:200]} is not a field of a virtual cluster"))
-        descriptor = known.message_type if not known.is_repeated else None
-
-
-def updated_spec(before: Object, request: Any, paths: Sequence[str] | frozenset[str]) -> Object:
-    """Return a spec in which the named fields have the values of a request. A field that it does not set is removed."""
-    given = spec_fields(request.spec)
-    spec = {key: value for key, value in before.items() if "spec" not in paths or key not in DESIRED_FIELDS}
-    if "spec" in paths:
-        spec |= given
-    for path in sorted(each for each in paths if each.startswith("spec.")):
-        set_path(spec, given, [json_name(each) for each in path.split(".")[1:]])
-    if "expire_time" in paths:
-        spec.pop("expireTime", None)
-        if request.HasField("expire_time"):
-            spec["expireTime"] = request.expire_time.ToJsonString()
-    if "deletion_protection" in paths:
-        spec["deletionProtection"] = request.deletion_protection
-    return spec
-
-
-def set_path(target: Object, source: Object, path: Sequence[str]) -> None:
-    *parents, last = path
-    for parent in parents:
-        source = source.get(parent) or {}
-        target[parent] = target = dict(target.get(parent) or {})
-    if last in source:
-        target[last] = source[last]
-    else:
-        target.pop(last, None)
-
-
-def json_name(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(each.capitalize() for each in others)
-
-
-@contextmanager
-def reported(kind: str, name: str) -> Iterator[None]:
-    """Raise errors of the management API as those of the service."""
-    try:
-        yield
-    except ApiError as error:
-        raise service_error(error) or translated(error, kind, name) from error
-    except TransportError as error:
-        raise unavailable("the management API does not answer") from error
-
-
-def translated(error: ApiError, kind: str, name: str) -> ServiceError:
-    match error:
-        case NotFound():
-            return not_found(kind, name)
-        case AlreadyExists():
-            return already_exists(kind, name)
-        case Conflict():
-            return ServiceError(Code.ABORTED, "CONCURRENT_WRITES", f"{kind} {name} is being changed by others")
-        case Invalid() | BadRequest():
-            causes = [Violation(str(each.get("field", name)), str(each.get("message", ""))) for each in error.causes]
-            return field_invalid(*(causes or [Violation("body", error.message)]))
-        case Unavailable():
-            return unavailable(error.message)
-    return precondition_failed("REJECTED", name, error.message)
