@@ -250,8 +250,9 @@ class Orchestrator:
         except (Forbidden, NotFound):  # the namespace is being deleted, and with it all records
             log.warning("record of an operation not written", operation=journal.id, vcluster=key_of(vcluster))
             return
-        if not value_at(created, "status", "result"):
-            await self.client.patch(OPERATIONS, created, {"status": record["status"]}, subresource="status")
+        if value_at(created, "status", "result") != record["status"]["result"]:  # an earlier attempt may differ
+            status = exact_patch(created.get("status"), record["status"])
+            await self.client.patch(OPERATIONS, created, {"status": status}, subresource="status")
             seconds = (self.now() - journal.start_time).total_seconds()
             OPERATION_SECONDS.labels(journal.verb.value, record["status"]["result"]).observe(seconds)
 

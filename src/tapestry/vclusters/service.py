@@ -564,11 +564,18 @@ class VClusterService:
     # -- operations
 
     def _find_operation(self, id: str) -> api.Operation | None:
-        """Return an operation: running and waiting ones are in their virtual clusters, others have a record."""
+        """Return an operation: running and waiting ones are in their virtual clusters, others have a record.
+
+        A record is written shortly before the result, so an operation has not ended while it is in a journal.
+        """
         if not id:
             return None
         record = next(iter(self.objects.named(OPERATIONS, id)), None)
         if record is not None:
+            vcluster = self.objects.get(VCLUSTERS, namespace_of(record), record["spec"]["vcluster"])
+            journal = journal_of(vcluster) if vcluster is not None else None
+            if vcluster is not None and journal is not None and journal.id == id:
+                return running_operation(vcluster, journal)
             return ended_operation(record)
         found = (each for each in self.objects.all(VCLUSTERS) if id in operation_ids(each))
         return next((each for vcluster in found for each in current_operations(vcluster) if each.id == id), None)
@@ -586,11 +593,13 @@ class VClusterService:
         request, found = call.request, {}
 
         def list_at(revision: int) -> list[Object]:
-            ended = self.objects.at_revision(OPERATIONS, request.namespace, revision)
             vclusters = self.objects.at_revision(VCLUSTERS, request.namespace, revision)
-            messages = [each for vcluster in vclusters for each in current_operations(vcluster)]
+            current = [each for vcluster in vclusters for each in current_operations(vcluster)]
+            running = {value_at(vcluster, "status", "journal", "id") for vcluster in vclusters}
+            records = self.objects.at_revision(OPERATIONS, request.namespace, revision)
+            ended = [each for each in records if name_of(each) not in running]
             known = {name_of(each) for each in ended}
-            messages = [*map(ended_operation, ended), *(each for each in messages if each.id not in known)]
+            messages = [*map(ended_operation, ended), *(each for each in current if each.id not in known)]
             found.update({each.id: each for each in messages if is_listed(each)})
             return [operation_key(each) for each in found.values()]
 

@@ -260,6 +260,21 @@ async def test_waiting_operation_runs_after_the_running_one() -> None:
     assert {first, second} < {name_of(each) for each in await world.records()}
 
 
+async def test_record_has_the_result_of_the_last_attempt() -> None:
+    world = World()
+    operation = await world.create()
+    error = {"code": "CANCELLED", "reason": "CANCELLED", "message": "by an attempt that was killed"}
+    spec = {"verb": "Create", "vcluster": "v", "vclusterUid": "u", "project": "shop", "principal": "jane"}
+    record = await world.client.create(
+        OPERATIONS, {"metadata": {"name": operation, "namespace": "default"}, "spec": spec}
+    )
+    status = {"result": "Cancelled", "error": error}
+    await world.client.patch(OPERATIONS, record, {"status": status}, subresource="status")
+    await world.run_until_idle()
+    [record] = await world.records()
+    assert (record["status"]["result"], record["status"].get("error")) == ("Succeeded", None)
+
+
 async def test_operation_in_wrong_phase_fails_and_changes_nothing() -> None:
     world = await running()
     operation = await world.request(Verb.RESUME)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Coroutine, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,24 @@ import pytest
 import yaml
 from google.protobuf.message_factory import GetMessageClass
 
-from tapestry.apis.vclusters import VCLUSTERS
+from tapestry.apis.operations import OPERATIONS
+from tapestry.apis.vclusters import VCLUSTERS, OperationRequest, Phase, Verb
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import object_named
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
+from tapestry.kube.schemas import to_unstructured
 from tapestry.vclusters.access.roles import Caller, Role
 from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.errors import ServiceError
+from tapestry.vclusters.operations import new_journal, operation_object
+from tapestry.vclusters.page_tokens import PageTokens
 from tapestry.vclusters.rest_routes import RPCS
+from tapestry.vclusters.serving import new_contract
 
+from .management_world import management_world
 from .service_world import ALICE, EVE, ROOT, VERA, ServiceWorld, service_world
 
 OPERATOR = Caller("olga", "key:o", roles={"shop": Role.OPERATOR})
@@ -56,6 +63,29 @@ async def test_life_of_a_vcluster(world: ServiceWorld) -> None:
     assert again.operation_id == deleted.operation_id
     found = await world.call("ListOperations", namespace="shop")
     assert [each.verb for each in found.operations][::-1] == ["Create", "Suspend", "Resume", "Delete"]
+
+
+async def test_operation_has_not_ended_while_it_is_in_a_journal(tmp_path: Path) -> None:
+    async with management_world(tmp_path) as management:
+        contract = new_contract(management.process, PageTokens(b"key"), tmp_path / "audit", is_compatible=False)
+        world = ServiceWorld(management.process, contract, management.orchestrator)
+        id = (await world.create()).operation_id
+        vcluster = await world.client.get(VCLUSTERS, "blue", "shop")
+        request = OperationRequest(id, Verb.CREATE, "alice")
+        journal = new_journal(request, Phase.PENDING, ["Place"], datetime.now(UTC))
+        vcluster = await management.set_status(vcluster, Phase.CREATING, journal=to_unstructured(journal))
+        record = operation_object(vcluster, journal, Phase.RUNNING, None, datetime.now(UTC))
+        created = await world.client.create(OPERATIONS, {**record, "status": {}})
+        await world.client.patch(OPERATIONS, created, {"status": record["status"]}, subresource="status")
+        waiting = asyncio.create_task(world.done(id))
+        assert not (await world.call("GetOperation", id=id)).done
+        assert [each.done for each in (await world.call("ListOperations")).operations] == [False]
+        assert await world.reason("DeleteOperation", id=id) == "OPERATION_RUNNING"
+        assert not waiting.done()
+        await management.set_status(vcluster, Phase.RUNNING, journal=None, lastOperation=id)
+        assert (await waiting).done
+        assert (await world.call("GetVCluster", **NAMED)).vcluster.status.phase == api.PHASE_RUNNING
+        assert [each.done for each in (await world.call("ListOperations")).operations] == [True]
 
 
 async def test_repeated_requests_have_one_effect(world: ServiceWorld) -> None:
