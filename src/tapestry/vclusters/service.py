@@ -572,7 +572,7 @@ class VClusterService:
             return None
         record = next(iter(self.objects.named(OPERATIONS, id)), None)
         if record is not None:
-            vcluster = self.objects.get(VCLUSTERS, namespace_of(record), record["spec"]["vcluster"])
+            vcluster = self.objects.get(VCLUSTERS, namespace_of(record) or "", record["spec"]["vcluster"])
             journal = journal_of(vcluster) if vcluster is not None else None
             if vcluster is not None and journal is not None and journal.id == id:
                 return running_operation(vcluster, journal)

@@ -65,7 +65,7 @@ async def test_life_of_a_vcluster(world: ServiceWorld) -> None:
     assert [each.verb for each in found.operations][::-1] == ["Create", "Suspend", "Resume", "Delete"]
 
 
-async def test_operation_has_not_ended_while_it_is_in_a_journal(tmp_path: Path) -> None:
+async def test_operation_in_a_journal_has_not_ended(tmp_path: Path) -> None:
     async with management_world(tmp_path) as management:
         contract = new_contract(management.process, PageTokens(b"key"), tmp_path / "audit", is_compatible=False)
         world = ServiceWorld(management.process, contract, management.orchestrator)
