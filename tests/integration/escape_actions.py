@@ -8,6 +8,7 @@ from typing import Any
 from tests.unit.tenants.running_tenants import pod_named
 
 from tapestry.apis import keys
+from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.kube.objects import Object, annotations_of, is_deleting, object_named
 from tapestry.kube.resources import NAMESPACES, PODS
 from tapestry.tenants.host_connection import SHARED_NAMESPACE
@@ -26,7 +27,6 @@ NOT_ANSWERED = (400, 403, 404, 500, 502, 503)
 POLL_SECONDS = 0.05
 KILL_SWITCH_SECONDS = 10.0
 """Seconds until all twins are being deleted: generous, because other tests run at the same time."""
-MAX_GRACE_SECONDS = 30
 Act = Callable[[EscapingTenant], Awaitable[None]]
 
 

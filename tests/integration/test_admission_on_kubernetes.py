@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from tapestry.apis import keys
+from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import is_deleting, object_named, value_at
 from tapestry.kube.resources import NODES, PODS
@@ -51,7 +52,7 @@ async def test_no_pod_starts_outside_or_outlasts_its_lease(clusters: BoundCluste
         assert reasons == ["", "OutOfcpu", "OutOfcpu"]
         assert len(await clusters.physical.list(PODS, clusters.mount)) == 4
 
-        # The kill switch: a deleted pod with a grace period of a week gets 30 seconds, and no new pod starts.
+        # The kill switch: a deleted pod with a grace period of a week gets 25 seconds, and no new pod starts.
         twin = await clusters.wait_for_twin("node-name")
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         place = {
@@ -68,7 +69,9 @@ async def test_no_pod_starts_outside_or_outlasts_its_lease(clusters: BoundCluste
         await clusters.physical.patch(
             NODES, object_named(node), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
         )
-        await clusters.wait_for_twin("node-name", lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] <= 30)
+        await clusters.wait_for_twin(
+            "node-name", lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] <= MAX_GRACE_SECONDS
+        )
         assert is_deleting(await clusters.wait_for_twin("node-name"))
         await clusters.bind_pod("late", node, tolerations=EVERYTHING)
         await clusters.wait_for_pod("late", has_reason(keys.ACCEPTED_CONDITION, "Reclaimed"))

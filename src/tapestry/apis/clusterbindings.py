@@ -15,6 +15,8 @@ from tapestry.kube.crds import AGE, Column, Kind, decode_spec
 from tapestry.kube.objects import Object, labels_of, name_of, uid_of
 from tapestry.kube.resources import Resource
 
+UNBIND_GRACE_SECONDS = 30
+"""Default of `spec.unbindGraceSeconds`."""
 LAST_SEEN_INTERVAL = timedelta(minutes=5)
 """Maximum age of `status.lastSeen` while the physical cluster responds and nothing else changes."""
 
@@ -308,7 +310,7 @@ class ClusterBindingSpec(ApiStruct):
     ] = ()
     unbind_grace_seconds: Annotated[
         int, Meta(ge=0, le=86400, description="Seconds for pods to terminate after the binding is deleted.")
-    ] = 30
+    ] = UNBIND_GRACE_SECONDS
     virtual_endpoints: VirtualEndpoints = VirtualEndpoints()
     sync_back: SyncBack = SyncBack()
     syncer: SyncerPods = SyncerPods()

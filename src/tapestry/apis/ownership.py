@@ -17,8 +17,11 @@ OWNED_RESOURCES = tuple(
     dict.fromkeys(rule.resource for rule in (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES) if "delete" in rule.verbs)
 )
 """Resources that a syncer may delete in the physical cluster, pods before the objects that they use."""
-MAX_GRACE_SECONDS = 30
-"""Maximum grace period of pods that are deleted, in seconds."""
+MAX_GRACE_SECONDS = 25
+"""Maximum grace period of pods that are deleted, in seconds.
+
+When two clusters and a kubelet have each taken their time, also pods that ignore SIGTERM are gone within 30 seconds.
+"""
 
 
 class DeletionClient(Protocol):

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, is_tenant
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, UNBIND_GRACE_SECONDS, is_tenant
 from tapestry.apis.mount_labels import is_taken, taken_message
 from tapestry.apis.names import virtual_cluster_label
-from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.apis.permissions import IDENTITY_NAMESPACE, OPTIONAL_FEATURES
 from tapestry.controller import Informer, Manager, Result, Terminal
 from tapestry.controller.store import Indexer
@@ -208,7 +207,7 @@ class BindingReconciler:
 
     def seconds_to_stuck(self, binding: Object) -> float:
         """Return the seconds until a deletion counts as stuck.  After that, the status suggests a forced unbinding."""
-        grace = value_at(binding, "spec", "unbindGraceSeconds", default=MAX_GRACE_SECONDS)
+        grace = value_at(binding, "spec", "unbindGraceSeconds", default=UNBIND_GRACE_SECONDS)
         due = parse_time(binding["metadata"]["deletionTimestamp"]) + timedelta(seconds=grace + STUCK_SECONDS)
         return (due - self.manager.now()).total_seconds()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, UNBIND_GRACE_SECONDS
 from tapestry.apis.mount_labels import virtual_cluster_of
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.ownership import MAX_GRACE_SECONDS
@@ -149,7 +149,7 @@ async def wait_for_deletion(binding: Object, virtual: Cluster, timeout: float, *
     """Wait for the deletion, reporting what the binding waits for and the seconds left for its pods."""
     loop = asyncio.get_running_loop()
     started, reported, last = loop.time(), "", binding
-    grace = float(value_at(binding, "spec", "unbindGraceSeconds", default=MAX_GRACE_SECONDS))
+    grace = float(value_at(binding, "spec", "unbindGraceSeconds", default=UNBIND_GRACE_SECONDS))
 
     def report(message: str) -> None:
         virtual.report(Step(StepResult.WAITING, virtual.role, f"{CLUSTER_BINDINGS.kind} {name_of(binding)}", message))

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tapestry.apis.clusterbindings import UNBIND_GRACE_SECONDS
 from tapestry.apis.ownership import is_ending_in_time
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, is_deleting, key_of, value_at
@@ -86,7 +87,7 @@ def unbinding_terms(binding: Object | None, now: datetime) -> ReclaimTerms:
     """Return the terms on which pods leave a binding that is being deleted, or is already."""
     if binding is None:
         return ReclaimTerms(now, by="the binding is deleted")
-    grace = timedelta(seconds=binding["spec"].get("unbindGraceSeconds", 30))
+    grace = timedelta(seconds=binding["spec"].get("unbindGraceSeconds", UNBIND_GRACE_SECONDS))
     return ReclaimTerms(parse_time(binding["metadata"]["deletionTimestamp"]) + grace, by="unbinding")
 
 

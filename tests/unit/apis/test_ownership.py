@@ -164,7 +164,7 @@ def test_one_failed_deletion_does_not_stop_others() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize(("requested", "grace"), [(None, 30), (0, 0), (10, 10), (30, 30), (3600, 30)])
+@pytest.mark.parametrize(("requested", "grace"), [(None, 25), (0, 0), (10, 10), (25, 25), (3600, 25)])
 def test_pod_grace_period_is_at_most_thirty_seconds(requested: int | None, grace: int) -> None:
     assert capped_grace_seconds({"spec": {"terminationGracePeriodSeconds": requested}}) == grace
 

@@ -15,6 +15,7 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.client.client import Client
 from tapestry.client.options import PatchType
 from tapestry.client.transport import Request, Transport
@@ -160,7 +161,7 @@ async def pods_are_reclaimed_at_a_deadline(world: Clusters) -> None:
     mark = {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
     await world.physical.patch(NODES, object_named("n1"), mark)
     twin = await world.wait_for_twin(is_deleting, timeout=LONG)
-    assert twin["metadata"]["deletionGracePeriodSeconds"] == 30
+    assert twin["metadata"]["deletionGracePeriodSeconds"] == MAX_GRACE_SECONDS
     await world.wait_for_pod(has_condition("DisruptionTarget", "True", "Reclaimed"), timeout=LONG)
     await world.stop()
     await world.wait_until_pod_is_gone(timeout=LONG)
@@ -235,7 +236,9 @@ async def deleted_pod_is_reclaimed(world: Clusters) -> None:
     await world.physical.patch(
         NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
     )
-    await world.wait_for_twin(lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] <= 30, timeout=LONG)
+    await world.wait_for_twin(
+        lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] <= MAX_GRACE_SECONDS, timeout=LONG
+    )
     await world.stop()
     await world.wait_until_pod_is_gone(timeout=LONG)
 

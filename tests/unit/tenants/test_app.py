@@ -7,6 +7,7 @@ import pytest
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.apis.planes import PLANES
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
@@ -122,7 +123,7 @@ async def test_kill_switch_reclaims_pods_of_suspended_plane(tmp_path: Path) -> N
             until=lambda each: each is None or is_deleting(each),
             timeout=TIMEOUT,
         )
-        assert gone is None or gone["metadata"]["deletionGracePeriodSeconds"] <= 30
+        assert gone is None or gone["metadata"]["deletionGracePeriodSeconds"] <= MAX_GRACE_SECONDS
 
 
 async def test_copy_of_plane_runs_its_own_pods(tmp_path: Path) -> None:

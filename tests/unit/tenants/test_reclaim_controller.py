@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tapestry.apis import keys
+from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.apis.policies import POLICIES
 from tapestry.controller.testing import in_virtual_time, running_clock
 from tapestry.kube.objects import Object, is_deleting, object_named, uid_of
@@ -85,7 +86,7 @@ async def test_kill_switch_deletes_twins_within_two_seconds(placement: str, wher
         assert not is_deleting(await world.twin())
         await set_kill_switch(world, where)
         twin = await world.wait_for_twin(is_deleting, timeout=2)
-        assert twin["metadata"]["deletionGracePeriodSeconds"] == 30
+        assert twin["metadata"]["deletionGracePeriodSeconds"] == MAX_GRACE_SECONDS
         [event] = [each for each in await world.management.list(EVENTS) if each["reason"] == "Reclaimed"]
         assert event["involvedObject"]["name"] == "blue"
 
@@ -97,7 +98,9 @@ async def test_kill_switch_shortens_grace_of_deleted_twin() -> None:
         await asyncio.sleep(5)
         assert (await world.twin())["metadata"]["deletionGracePeriodSeconds"] == A_WEEK
         await set_kill_switch(world, "node")
-        await world.wait_for_twin(lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] == 30, timeout=2)
+        await world.wait_for_twin(
+            lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] == MAX_GRACE_SECONDS, timeout=2
+        )
 
 
 @in_virtual_time

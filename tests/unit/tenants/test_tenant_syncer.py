@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from tapestry.apis import keys
+from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.client.transport import Request
 from tapestry.controller.testing import in_virtual_time, running_clock
 from tapestry.kube.objects import Object, is_deleting, object_named, uid_of
@@ -145,7 +146,7 @@ async def test_safety_rule_10_forced_window_ends_twins_and_starts_none(placement
         await sleep_until(21.9)
         assert [is_deleting(each) for each in await world.twins()] == [False]
         twin = await world.wait_for_twin(is_deleting, timeout=15)
-        assert twin["metadata"]["deletionGracePeriodSeconds"] <= 30
+        assert twin["metadata"]["deletionGracePeriodSeconds"] <= MAX_GRACE_SECONDS
         await world.stop()
         await asyncio.sleep(60 * MINUTE)
         assert await world.twins() == []
@@ -166,7 +167,7 @@ async def test_safety_rule_10_virtual_kill_switch_ends_all_twins(where: str) -> 
             name = SHARED_NAMESPACE if where == "all tenants" else await world.namespace()
             await world.host.patch(NAMESPACES, object_named(name), RECLAIM_NOW)
         await asyncio.sleep(2)
-        assert [each["metadata"]["deletionGracePeriodSeconds"] for each in await world.twins()] == [30]
+        assert [each["metadata"]["deletionGracePeriodSeconds"] for each in await world.twins()] == [MAX_GRACE_SECONDS]
         await world.stop()
         await add_pod(world, "virtual", "late")
         await asyncio.sleep(10 * MINUTE)
@@ -185,7 +186,9 @@ async def test_safety_rule_10_deleted_pod_is_reclaimed_with_little_grace(placeme
         await world.wait_for_twin(is_deleting, timeout=5)
         assert (await world.twin())["metadata"]["deletionGracePeriodSeconds"] == 3600
         await world.change_node("n1", RECLAIM_NOW)
-        await world.wait_for_twin(lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] <= 30, timeout=2)
+        await world.wait_for_twin(
+            lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] <= MAX_GRACE_SECONDS, timeout=2
+        )
 
 
 # -- other safety rules

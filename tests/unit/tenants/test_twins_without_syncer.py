@@ -82,7 +82,7 @@ def test_kill_switch_ends_all_twins(node: Object) -> None:
 
 
 def test_twin_that_ends_in_time_is_not_deleted_again() -> None:
-    ending = twin(deletionTimestamp="2024-01-01T00:00:30Z", deletionGracePeriodSeconds=30)
+    ending = twin(deletionTimestamp="2024-01-01T00:00:25Z", deletionGracePeriodSeconds=25)
     late = twin("late", deletionTimestamp="2024-01-01T01:00:00Z", deletionGracePeriodSeconds=3600)
     assert deleted([ending, late], rules(policy(), reclaim_now=True), 5) == ["late"]
 

@@ -7,6 +7,7 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.apis.policies import POLICIES
 from tapestry.controller.testing import in_virtual_time, perturb, running_clock
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, object_named, uid_of, value_at
@@ -274,7 +275,7 @@ async def test_safety_rule_10_host_placed_twin_ends_on_closed_node(closing: str)
         gate.open()
         ended = await world.wait_for_twin(is_deleting, timeout=5)
         assert uid_of(ended) == uid_of(twin)
-        assert ended["metadata"]["deletionGracePeriodSeconds"] <= 30
+        assert ended["metadata"]["deletionGracePeriodSeconds"] <= MAX_GRACE_SECONDS
         await asyncio.sleep(5)
         assert not (await world.pod())["spec"].get("nodeName")
         await world.stop()
@@ -310,7 +311,7 @@ async def test_safety_rule_10_host_kill_switch_ends_all_twins(place: str) -> Non
         name = SHARED_NAMESPACE if place == "all tenants" else await world.namespace()
         await world.host.patch(NAMESPACES, object_named(name), RECLAIM_NOW)
         await asyncio.sleep(2)
-        assert [each["metadata"]["deletionGracePeriodSeconds"] for each in await world.twins()] == [30]
+        assert [each["metadata"]["deletionGracePeriodSeconds"] for each in await world.twins()] == [MAX_GRACE_SECONDS]
         await world.stop("placed")
         await asyncio.sleep(10 * MINUTE)
         assert await world.twins() == []

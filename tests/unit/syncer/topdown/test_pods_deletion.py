@@ -7,6 +7,7 @@ from prometheus_client import REGISTRY
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.client.watch import wait_for
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import is_deleting, object_named, value_at
@@ -150,7 +151,7 @@ async def test_pod_with_finalizer_reports_its_end(end: str | None) -> None:
 
 
 @in_virtual_time
-async def test_reclaimed_pod_has_at_most_thirty_seconds_grace() -> None:
+async def test_reclaimed_pod_has_the_maximum_grace() -> None:
     world = await new_world()
     async with world.syncer():
         await world.run_pod(terminationGracePeriodSeconds=3600)
@@ -158,7 +159,7 @@ async def test_reclaimed_pod_has_at_most_thirty_seconds_grace() -> None:
             NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
         )
         await world.wait_for_twin(is_deleting, timeout=2)
-        assert await grace_of_twin(world) == 30
+        assert await grace_of_twin(world) == MAX_GRACE_SECONDS
         assert await world.condition("DisruptionTarget") == ("True", "Reclaimed")
         await world.stop()
         await world.wait_until_pod_is_gone()
