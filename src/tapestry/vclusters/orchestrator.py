@@ -45,6 +45,8 @@ LOST_AFTER = timedelta(seconds=30)
 UNDO_TIME = timedelta(minutes=5)
 """Time to undo all steps of an operation that has failed."""
 DELETE_RETRY_SECONDS = 30.0
+WORKERS = 64
+"""Virtual clusters whose steps run at the same time. A snapshot or a restore may take minutes."""
 HEALTHY = "Healthy"
 STATUS_FIELDS = frozenset({"hostCluster", "plane", "apiServerEndpoint", "kubernetesVersion", "lastSnapshot"})
 """Results of steps that are fields of the status. All others are in the journal."""
@@ -408,6 +410,6 @@ def install(manager: Manager, engines: Mapping[str, Engine]) -> Controller:
     """
     vclusters = manager.informer(VCLUSTERS)
     orchestrator = Orchestrator(vclusters, manager.client, engines, manager.now)
-    controller = manager.controller("vclusters", orchestrator.reconcile)
+    controller = manager.controller("vclusters", orchestrator.reconcile, workers=WORKERS)
     controller.watch(vclusters)
     return controller
