@@ -19,7 +19,7 @@ from tapestry.kube.objects import Object, name_of, object_named, value_at
 from tapestry.kube.resources import Resource
 from tapestry.kube.times import parse_time
 from tapestry.vclusters.access.keys import new_key
-from tapestry.vclusters.access.roles import Caller, Role
+from tapestry.vclusters.access.roles import PROXY_METHOD, Caller, Role
 from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.audit.queries import newest_first
 from tapestry.vclusters.audit.records import AuditRecord
@@ -414,4 +414,5 @@ def record_message(record: AuditRecord) -> api.AuditRecord:
         reason=record.reason,
         latency_micros=int(record.seconds * 1e6),
         id=record.id,
+        target=record.message if record.method == PROXY_METHOD else "",
     )

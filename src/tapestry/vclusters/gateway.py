@@ -85,6 +85,15 @@ class IncomingCall:
         return WRITE if self.is_proxied_write else class_of(self.method)
 
 
+@dataclass
+class Outcome:
+    """Result of a request, as its record states it."""
+
+    operation: str = ""
+    http_status: int = 0
+    """Status with which a virtual cluster has begun its response; 0 before that, and for other requests."""
+
+
 @dataclass(frozen=True)
 class AdmittedCall:
     """A request that the caller may make."""
@@ -135,7 +144,7 @@ class Gateway:
         admitted, allowance, event = self._admit(call)
         async with self._audited(event, call.kind) as outcome:
             response = await self.service.call(admitted)
-            outcome["operation"] = getattr(response, "operation_id", "")
+            outcome.operation = getattr(response, "operation_id", "")
         return response, allowance
 
     async def stream(self, call: IncomingCall) -> AsyncGenerator[Message, None]:
@@ -146,11 +155,11 @@ class Gateway:
                 yield message
 
     @asynccontextmanager
-    async def admitted(self, call: IncomingCall) -> AsyncIterator[AdmittedCall]:
+    async def admitted(self, call: IncomingCall) -> AsyncIterator[tuple[AdmittedCall, Outcome]]:
         """Check and record a request that the listener answers in the context. Raises ServiceError."""
         admitted, _, event = self._admit(call)
-        async with self._audited(event, call.kind):
-            yield admitted
+        async with self._audited(event, call.kind) as outcome:
+            yield admitted, outcome
 
     def _admit(self, call: IncomingCall) -> tuple[AdmittedCall, Allowance, AuditEvent]:
         """Return the request with its caller if it passes all checks. Raises ServiceError for the first that fails."""
@@ -203,9 +212,9 @@ class Gateway:
         return is_news
 
     @asynccontextmanager
-    async def _audited(self, event: AuditEvent, kind: str) -> AsyncIterator[dict[str, str]]:
+    async def _audited(self, event: AuditEvent, kind: str) -> AsyncIterator[Outcome]:
         """Record a request before its effects, and its outcome after them. Raises ServiceError for every error."""
-        outcome: dict[str, str] = {}
+        outcome = Outcome()
         try:
             self.audit.append(event)
             if kind != READ or event.method in READERS_OF_AUDIT:
@@ -224,9 +233,9 @@ class Gateway:
             self._complete(event, failure)
             raise failure from error
         except BaseException:
-            self._complete(event, CANCELLED)
+            self._complete(event, proxied_error(outcome.http_status) if outcome.http_status else CANCELLED)
             raise
-        self._complete(event, None, outcome.get("operation", ""))
+        self._complete(event, proxied_error(outcome.http_status), outcome.operation)
 
     def _complete(self, event: AuditEvent, error: ServiceError | None, operation: str = "") -> None:
         """Record the outcome of a request. What it did cannot be undone if the log is full then."""
@@ -237,6 +246,15 @@ class Gateway:
         seconds = (now - event.time).total_seconds()
         with suppress(AuditUnavailableError):
             self.audit.append(replace(event, stage="completed", time=now, seconds=seconds, **fields))
+
+
+def proxied_error(http_status: int) -> ServiceError | None:
+    """Return the error to record for a request to which a virtual cluster has responded with this status, if any."""
+    if http_status < 400:
+        return None
+    codes = (each for each in Code if each.http_status == http_status)
+    default = Code.INTERNAL if http_status >= 500 else Code.FAILED_PRECONDITION
+    return ServiceError(next(codes, default), f"HTTP_{http_status}", "")
 
 
 CANCELLED = ServiceError(Code.CANCELLED, "CANCELLED", "the client has gone")

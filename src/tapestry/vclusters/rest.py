@@ -25,9 +25,10 @@ from tapestry.vclusters.gateway import Gateway, IncomingCall
 from tapestry.vclusters.openapi import openapi_document
 from tapestry.vclusters.rest_routes import RPCS, Match, match_route
 from tapestry.vclusters.transcoding import MAX_BODY_BYTES, encoded, request_message, response_fields
-from tapestry.vclusters.vcluster_proxy import ProxiedPath, VClusterProxy, proxied_path
+from tapestry.vclusters.vcluster_proxy import ProxiedPath, VClusterProxy, is_upgrade, proxied_path
 
 JSON, NDJSON, SSE = "application/json", "application/x-ndjson", "text/event-stream"
+READ_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 CREATED, ACCEPTED = 201, 202
 REQUEST_ID_HEADER = "Idempotency-Key"
 LAST_EVENT_ID = "Last-Event-ID"
@@ -85,11 +86,11 @@ class RestListener:
             request.remote or "",
             request.headers.get(hdrs.USER_AGENT, ""),
             target=f"{request.method} {proxied.path}",
-            is_proxied_write=request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS),
+            is_proxied_write=is_upgrade(request) or request.method not in READ_METHODS,
         )
         try:
-            async with self.gateway.admitted(call) as admitted:
-                return await self.proxy.answer(request, proxied, admitted.caller)
+            async with self.gateway.admitted(call) as (admitted, outcome):
+                return await self.proxy.answer(request, proxied, admitted.caller, outcome)
         except ServiceError as error:
             response = error_response(error)
             fields = {"code": error.http_status, "reason": error.reason, "message": error.message}

@@ -1,13 +1,13 @@
 """The API of virtual clusters through the service: `/v1/vclusters/{id}/k8s/` for kubectl with an access key.
 
-The plane handles a request in this process, with its own limits on bodies, watches and concurrent requests, as the
-user that a kubeconfig of the caller names. Of the headers of a request, it gets only those that it needs: no
-credentials and no impersonation.
+The plane handles a request in this process, with its own limits on bodies, watches, sessions and concurrent requests,
+as the user that a kubeconfig of the caller names. Of the headers of a request, it gets only those that it needs: no
+credentials and no impersonation. For exec, attach and port-forward, the plane takes over the connection of the client.
 """
 
 import asyncio
 import re
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -19,14 +19,22 @@ from tapestry.apiserver.access.authentication import Credentials, UnionAuthentic
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange, HttpConnection
 from tapestry.kube.errors import Unavailable
+from tapestry.streams.connection import SocketConnection, enable_keepalive
 from tapestry.vclusters.access.roles import Caller
-from tapestry.vclusters.errors import Code, ServiceError, not_found, unavailable
+from tapestry.vclusters.errors import not_found, permission_denied, unavailable
+from tapestry.vclusters.gateway import Outcome
 from tapestry.vclusters.vcluster_kubeconfigs import VClusterKubeconfigs
 
 PROXIED_PATH = re.compile("(/v1/vclusters/([^/]+)/k8s)(/.*)?", re.DOTALL)
 REQUEST_HEADERS = ("accept", "accept-encoding", "content-encoding", "content-length", "content-type", "user-agent")
 """Headers that planes get. The others are about the connection, about credentials, or for other servers."""
-UPGRADES = frozenset({"websocket", "spdy/3.1"})
+UPGRADE_HEADERS = (
+    *("connection", "upgrade", "x-stream-protocol-version"),
+    *("sec-websocket-key", "sec-websocket-version", "sec-websocket-protocol"),
+)
+"""Headers that planes get, too, of a request that upgrades its connection."""
+WEBSOCKET_TOKEN = "base64url.bearer.authorization.k8s.io."
+"""Start of a WebSocket subprotocol that is a credential."""
 SET_COOKIE = "set-cookie"
 RESPONSE_HEADERS = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
 """A pod may answer a browser with a web page, which must not act in the origin of the service."""
@@ -59,6 +67,17 @@ class ProxiedConnection:
     is_idle: bool = False
     tls: None = None
 
+    def upgrade(self, head: bytes) -> SocketConnection:
+        """Send the head of the response, and take the connection from the listener of the service."""
+        transport = self.request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has disconnected")
+        if (sock := transport.get_extra_info("socket")) is not None:
+            enable_keepalive(sock)
+        upgraded = SocketConnection.take_over(transport)
+        transport.write(head)
+        return upgraded
+
     def terminate(self) -> None:
         if self.task is not None:
             self.task.cancel()
@@ -85,9 +104,10 @@ class ProxiedExchange(Exchange):
         query = request.rel_url.raw_query_string
         target = f"{proxied.path}?{query}" if query else proxied.path
         self.target = target.encode("utf-8", "surrogateescape")
-        self.headers = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
-        self.header_pairs = list(self.headers.items())
         self.is_complete = not request.can_read_body
+        self.is_upgrade = self.is_complete and is_upgrade(request)
+        self.header_pairs = list(header_pairs(request, (*REQUEST_HEADERS, *UPGRADE_HEADERS * self.is_upgrade)))
+        self.headers = dict(reversed(self.header_pairs))
 
     @property
     def is_write_blocked(self) -> bool:
@@ -112,11 +132,57 @@ class ProxiedExchange(Exchange):
         if data and self.response is not None and self.method != hdrs.METH_HEAD:
             await self.response.write(data)
 
+    def upgrade(self, headers: Mapping[str, str]) -> SocketConnection:
+        self.response = UpgradedResponse(self._request)
+        return super().upgrade(response_headers(headers))
+
     def end_stream(self) -> None:
         """Do nothing: the listener of the service ends the response."""
 
     def abort(self) -> None:
         self.proxied.drop_client()
+
+
+class UpgradedResponse(web.StreamResponse):
+    """The response of a request whose connection a plane has used up."""
+
+    def __init__(self, request: web.Request) -> None:
+        super().__init__(status=101)
+        self._upgrade_request = request
+        self.force_close()
+
+    async def prepare(self, _: web.BaseRequest) -> None:
+        """Do nothing: the head was sent when the connection was taken over."""
+
+    async def write_eof(self, _: bytes = b"") -> None:
+        """Tell the listener, which no longer sees the connection, to close it and to stop counting it."""
+        asyncio.get_running_loop().call_soon(self._upgrade_request.protocol.connection_lost, None)
+
+
+def is_upgrade(request: web.BaseRequest) -> bool:
+    """Return whether the client requests that its connection becomes another protocol than HTTP."""
+    connection = ",".join(request.headers.getall(hdrs.CONNECTION, ())).lower()
+    return "upgrade" in map(str.strip, connection.split(",")) and hdrs.UPGRADE in request.headers
+
+
+def header_pairs(request: web.Request, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the headers with these names, without credentials."""
+    for name in names:
+        for value in request.headers.getall(name, ()):
+            if name == "sec-websocket-protocol":
+                protocols = map(str.strip, value.split(","))
+                value = ", ".join(each for each in protocols if not each.startswith(WEBSOCKET_TOKEN))
+            yield name, value
+
+
+def check_origin(request: web.Request) -> None:
+    """Raise ServiceError for the upgrade of a web page of another origin.
+
+    A browser sends a client certificate for any page, and lets each page use a WebSocket.
+    """
+    origin = request.headers.get(hdrs.ORIGIN)
+    if origin is not None and origin.partition("://")[2] != request.host:
+        raise permission_denied("connect", "a web page of another origin")
 
 
 def response_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -149,11 +215,12 @@ class VClusterProxy:
 
     kubeconfigs: VClusterKubeconfigs
 
-    async def answer(self, request: web.Request, proxied: ProxiedPath, caller: Caller) -> web.StreamResponse:
+    async def answer(
+        self, request: web.Request, proxied: ProxiedPath, caller: Caller, outcome: Outcome
+    ) -> web.StreamResponse:
         """Answer a request of a caller that may make it. Raises ServiceError if the plane does not get it."""
-        if request.headers.get(hdrs.UPGRADE, "").lower() in UPGRADES:
-            message = "exec, attach and port-forward need a connection to the virtual cluster; get a kubeconfig for it"
-            raise ServiceError(Code.UNIMPLEMENTED, "UPGRADE_NOT_SUPPORTED", message)
+        if is_upgrade(request):
+            check_origin(request)
         vcluster = self.kubeconfigs.with_id(proxied.id)
         if vcluster is None:
             raise not_found("VCluster", proxied.id)
@@ -163,7 +230,12 @@ class VClusterProxy:
             raise unavailable(error.message) from error
         exchange = ProxiedExchange(request, proxied)
         handler = replace(plane.opened.http_handler, authenticate=UnionAuthenticator([lambda _: user]))
-        await run_terminable(exchange, handler.handle(exchange, Credentials()))
+        try:
+            await run_terminable(exchange, handler.handle(exchange, Credentials()))
+        finally:
+            outcome.http_status = exchange.response.status if exchange.response is not None else 0
         if exchange.response is None:
             raise unavailable("the control plane is closing; try again later")
+        if is_upgrade(request):
+            exchange.response.force_close()  # what a client has sent already may be no HTTP
         return exchange.response

@@ -23,7 +23,7 @@ from tapestry.kube.resources import PODS
 from tapestry.local.cluster import ClusterPlan, run_kubelets
 from tapestry.local.control_planes import RunningCluster, tapestry_control_plane
 from tapestry.manager.join_steps import Cluster
-from tapestry.planes.app import PlaneProcess, client_of, run_planes
+from tapestry.planes.app import BuildAdmission, PlaneProcess, client_of, run_planes
 from tapestry.planes.config import PlanesConfig
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.tenants.app import run_tenants
@@ -111,7 +111,9 @@ async def host_world(folder: Path, nodes: int = 2, **options: Any) -> AsyncItera
 
 
 @asynccontextmanager
-async def bare_world(folder: Path, nodes: int = 1, **options: Any) -> AsyncIterator[HostWorld]:
+async def bare_world(
+    folder: Path, nodes: int = 1, admission: BuildAdmission | None = None, **options: Any
+) -> AsyncIterator[HostWorld]:
     """Run a host cluster with simulated nodes, and a process of planes that does not know it."""
     requests = HostRequests()
     plan = ClusterPlan(folder / "host", nodes=nodes)
@@ -119,7 +121,9 @@ async def bare_world(folder: Path, nodes: int = 1, **options: Any) -> AsyncItera
     async with (
         tapestry_control_plane(plan.folder) as host,
         run_kubelets(plan, host),
-        run_planes(config, mounted_routes, extension=partial(run_tenants, connect=requests.connect)) as process,
+        run_planes(
+            config, mounted_routes, extension=partial(run_tenants, connect=requests.connect), admission=admission
+        ) as process,
     ):
         yield HostWorld(host, process, client_of(process.management), requests)
 

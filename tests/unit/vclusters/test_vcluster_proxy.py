@@ -3,111 +3,35 @@
 import asyncio
 import io
 import json
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
+from yarl import URL
 
-from tapestry.apis.planes import PLANES, plane_id
-from tapestry.apis.projects import ACCESS_KEYS, PROJECTS
 from tapestry.apis.vclusters import VCLUSTERS, Phase
 from tapestry.apiserver.core.codec import MAX_BODY_BYTES
 from tapestry.apiserver.serving.active_requests import RequestKind
-from tapestry.cli.planes import mounted_routes
-from tapestry.client.client import Client
-from tapestry.client.watch import wait_for
-from tapestry.kube.objects import Object, object_named, uid_of, value_at
-from tapestry.planes.app import PlaneProcess, client_of, run_planes
-from tapestry.planes.config import PlanesConfig
-from tapestry.planes.plane_set import PlaneEntry, PlaneState
-from tapestry.tenants.app import run_tenants
-from tapestry.vclusters.access.keys import new_key
-from tapestry.vclusters.admission import vcluster_plugin
-from tapestry.vclusters.app import run_vclusters
-from tapestry.vclusters.audit.queries import newest_first
-from tapestry.vclusters.config import ServiceConfig
-from tapestry.vclusters.serving import serve_gateway
-from tapestry.vclusters.validation import Provided
-from tapestry.vclusters.vcluster_proxy import proxied_path
+from tapestry.apiserver.serving.http_handler import HttpHandler
+from tapestry.kube.objects import Object, object_named
+from tapestry.planes.app import client_of
+from tapestry.planes.plane_set import PlaneState
+from tapestry.streams.upgrade import Headers, UpgradeResponse, dial, request_upgrade
+from tapestry.vclusters.vcluster_proxy import ProxiedExchange, ProxiedPath, proxied_path
 
-NAMED = object_named("blue", "default")
-ROLES = {"vera": "viewer", "olga": "operator", "eve": "editor", "ada": "admin"}
+from ..apiserver.core.test_host_access import Syncer
+from ..apiserver.kubelets import SPDY, V4, websocket_headers
+from .proxied_vclusters import NAMED, ProxyWorld, proxy_world, reach
+
+PODS = "/api/v1/namespaces/default/pods"
 MAPS = "/api/v1/namespaces/default/configmaps"
 
 
-@dataclass
-class World:
-    process: PlaneProcess
-    http: aiohttp.ClientSession
-    base: str
-    keys: dict[str, str]
-    audit: Path
-
-    def headers(self, user: str, **more: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.keys[user]}", **more}
-
-    async def call(self, method: str, path: str, user: str = "ada", **options: Any) -> tuple[int, Any]:
-        headers = self.headers(user, **options.pop("headers", {}))
-        async with self.http.request(method, self.base + path, headers=headers, **options) as response:
-            text = await response.text()
-            is_json = response.content_type == "application/json"
-            return response.status, json.loads(text) if is_json else text
-
-    async def plane(self) -> PlaneEntry:
-        (record,) = await client_of(self.process.management).list(PLANES)
-        entry = self.process.plane_set.get(plane_id(record))
-        assert entry is not None
-        return entry
-
-
-async def reach(client: Client, phase: Phase) -> Object:
-    def is_there(obj: Object | None) -> bool:
-        return value_at(obj, "status", "phase") == phase and not value_at(obj, "status", "journal")
-
-    found = await wait_for(client, VCLUSTERS, "blue", "default", until=is_there, timeout=30)
-    assert found is not None
-    return found
-
-
-async def create_users(client: Client) -> dict[str, str]:
-    """Create the project `shop` with a member of each role, and a key for each and for a stranger."""
-    members = [{"kind": "User", "name": name, "role": role} for name, role in ROLES.items()]
-    await client.create(PROJECTS, {**object_named("shop"), "spec": {"members": members}})
-    keys = {}
-    for user in (*ROLES, "stranger"):
-        key = new_key()
-        spec = {"principal": user, "secretSha256": key.hash}
-        await client.create(ACCESS_KEYS, {**object_named(key.id), "spec": spec})
-        keys[user] = key.text
-    return keys
-
-
-@asynccontextmanager
-async def proxy_world(folder: Path) -> AsyncIterator[World]:
-    config = PlanesConfig(data=str(folder), name="here", address="127.0.0.1:0")
-    plugin = partial(vcluster_plugin, provided=Provided("1.34.3"))
-    service = ServiceConfig(rest_address="127.0.0.1:0")
-    async with (
-        run_planes(config, mounted_routes, extension=run_tenants, admission=plugin) as process,
-        run_vclusters(process),
-        serve_gateway(process, service, lambda _: None) as listeners,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as http,
-    ):
-        management = client_of(process.management)
-        keys = await create_users(management)
-        await management.create(VCLUSTERS, {**NAMED, "spec": {"project": "shop"}})
-        vcluster = await reach(management, Phase.RUNNING)
-        base = f"https://{listeners.rest}/v1/vclusters/{uid_of(vcluster)}/k8s"
-        yield World(process, http, base, keys, folder / "audit")
-
-
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path) -> AsyncIterator[ProxyWorld]:
     async with proxy_world(tmp_path) as made:
         yield made
 
@@ -116,7 +40,20 @@ def config_map(name: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
 
 
-async def test_reads_writes_and_roles(world: World) -> None:
+async def records(world: ProxyWorld) -> list[dict[str, Any]]:
+    """Return the audit records about proxied requests so far."""
+    url, query = world.base.partition("/v1/")[0], {"method": "ProxyVCluster", "project": "shop", "pageSize": "100"}
+    async with world.http.get(f"{url}/v1/auditrecords", headers=world.headers("ada"), params=query) as response:
+        return list(reversed((await response.json())["records"]))
+
+
+async def handler_of(world: ProxyWorld) -> HttpHandler:
+    plane = (await world.plane()).plane
+    assert plane is not None
+    return plane.opened.http_handler
+
+
+async def test_reads_writes_and_roles(world: ProxyWorld) -> None:
     assert (await world.call("POST", MAPS, "eve", json=config_map("a")))[0] == 201
     status, found = await world.call("GET", f"{MAPS}/a", "olga")
     assert (status, found["metadata"]["name"]) == (200, "a")
@@ -140,22 +77,18 @@ async def test_reads_writes_and_roles(world: World) -> None:
     assert (user["username"], user["groups"]) == ("olga", ["tapestry:vcluster:view", "system:authenticated"])
 
 
-async def test_limits_and_audit(world: World) -> None:
+async def test_limits_and_audit(world: ProxyWorld) -> None:
     big = io.BytesIO(b" " * (MAX_BODY_BYTES + 1))
     assert (await world.call("POST", MAPS, data=big, headers={"Content-Type": "application/json"}))[0] == 413
-    upgrade = {"Connection": "Upgrade", "Upgrade": "SPDY/3.1"}
-    status, refused = await world.call("POST", "/api/v1/namespaces/default/pods/p/exec", headers=upgrade)
-    assert status == 501
-    assert "kubeconfig" in refused["message"]
-    records = list(newest_first(world.audit, matches=lambda each: each.method == "ProxyVCluster"))[::-1]
-    assert [(each.stage, each.message, each.project, each.principal) for each in records[:2]] == [
+    fields = ("stage", "target", "project", "principal")
+    assert [tuple(map(each.get, fields)) for each in await records(world)] == [
         (stage, f"POST {MAPS}", "shop", "ada") for stage in ("received", "completed")
     ]
     async with world.http.get(f"{world.base}/api", headers=world.headers("ada")) as response:
         assert response.headers["Content-Security-Policy"] == "sandbox"
 
 
-async def test_watch_is_streamed(world: World) -> None:
+async def test_watch_is_streamed(world: ProxyWorld) -> None:
     entry = await world.plane()
     async with world.http.get(f"{world.base}{MAPS}?watch=1", headers=world.headers("olga")) as response:
         assert response.status == 200
@@ -174,7 +107,19 @@ async def test_watch_is_streamed(world: World) -> None:
     assert handler.connection_limiter.authenticated == 0
 
 
-async def test_watch_ends_with_its_plane(world: World) -> None:
+async def test_records_have_the_status_of_the_plane(world: ProxyWorld) -> None:
+    for path, user in ((f"{MAPS}/none", "olga"), ("/api/v1/nodes", "olga"), ("/api", "ada")):
+        await world.call("GET", path, user)
+    async with world.http.get(f"{world.base}{MAPS}?watch=1", headers=world.headers("olga")):
+        begun = await records(world)
+        ended = [(each.get("code"), each.get("reason")) for each in begun if each["stage"] == "completed"]
+        assert ended == [(5, "HTTP_404"), (7, "HTTP_403"), (None, None)]
+    await (await handler_of(world)).active_requests.wait_for_end(RequestKind.WATCH, 10)
+    received, completed = [each for each in await records(world) if each["id"] == begun[-1]["id"]]
+    assert (received["stage"], completed["stage"], completed.get("code")) == ("received", "completed", None)
+
+
+async def test_watch_ends_with_its_plane(world: ProxyWorld) -> None:
     entry = await world.plane()
     async with world.http.get(f"{world.base}{MAPS}?watch=1", headers=world.headers("olga")) as response:
         await world.process.plane_set.close(entry, PlaneState.ASLEEP)
@@ -183,7 +128,7 @@ async def test_watch_ends_with_its_plane(world: World) -> None:
         assert json.loads(lines[-1])["type"] in ("ADDED", "BOOKMARK")
 
 
-async def test_asleep_planes_wake_and_suspended_ones_say_so(world: World) -> None:
+async def test_asleep_planes_wake_and_suspended_ones_say_so(world: ProxyWorld) -> None:
     entry = await world.plane()
     await world.process.plane_set.close(entry, PlaneState.ASLEEP)
     assert (await world.call("GET", MAPS, "olga"))[0] == 200
@@ -192,6 +137,87 @@ async def test_asleep_planes_wake_and_suspended_ones_say_so(world: World) -> Non
     await reach(management, Phase.SUSPENDED)
     status, refused = await world.call("GET", MAPS, "olga")
     assert (status, "suspended" in refused["message"]) == (503, True)
+
+
+# -- exec, attach and port-forward
+
+
+EXEC = "/api/v1/namespaces/default/pods/web/exec?command=sh&stdin=1&stdout=1"
+TOKEN_PROTOCOL = "base64url.bearer.authorization.k8s.io.c2VjcmV0"
+
+
+@pytest.fixture
+async def syncer(world: ProxyWorld) -> AsyncIterator[Syncer]:
+    """The syncer of a host cluster, which echoes what is sent to the pod `web` of the virtual cluster."""
+    entry, syncer = await world.plane(), Syncer()
+    assert entry.plane is not None
+    server = entry.plane.opened.server
+    server.syncer_restriction.enable(())
+    pod = {**object_named("web"), "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "i"}]}}
+    assert (await world.call("POST", PODS, json={"kind": "Pod", "apiVersion": "v1", **pod}))[0] == 201
+    with server.host_access.served_by(syncer):
+        yield syncer
+
+
+async def upgraded(world: ProxyWorld, user: str, headers: Headers, **more: str) -> UpgradeResponse:
+    url = URL(world.base)
+    tls = ssl.create_default_context(cafile=str(world.authority))
+    assert url.host is not None
+    assert url.port is not None
+    connection = await dial(url.host, url.port, tls)
+    own = {"Host": f"{url.host}:{url.port}", "Connection": "Upgrade", **world.headers(user), **more}
+    method = "POST" if ("Upgrade", SPDY) in headers else "GET"
+    return await request_upgrade(connection, method, url.raw_path + EXEC, [*own.items(), *headers])
+
+
+SPDY_HEADERS = [("Upgrade", SPDY), ("X-Stream-Protocol-Version", "v1"), ("X-Stream-Protocol-Version", V4)]
+
+
+@pytest.mark.parametrize("headers", [SPDY_HEADERS, websocket_headers(TOKEN_PROTOCOL, V4)], ids=["spdy", "websocket"])
+async def test_exec_is_connected_to_the_plane(world: ProxyWorld, syncer: Syncer, headers: Headers) -> None:
+    response = await upgraded(world, "eve", headers, **{"Impersonate-User": "root"})
+    assert (response.status, response.connection is not None) == (101, True)
+    connection = response.connection
+    assert connection is not None
+    for data in (b"echo", bytes(1 << 20)):
+        await connection.write(data)
+        received = b""
+        while len(received) < len(data):
+            received += await connection.read()
+        assert received == data
+    assert [(call[0], call[3]) for call in syncer.calls] == [("n1", "eve")]
+    handler = await handler_of(world)
+    assert len(handler.active_requests) == 1
+    assert [each["stage"] for each in await records(world)] == ["received", "completed", "received"]
+    await connection.close()
+    await syncer.connection.is_aborted.wait()
+    await handler.active_requests.wait_for_end(RequestKind.SESSION, 10)
+    *_, ended = await records(world)
+    assert (ended["stage"], ended.get("code"), ended["principal"]) == ("completed", None, "eve")
+    assert len(handler.active_requests) == 0
+    assert handler.connection_limiter.authenticated == 0
+
+
+async def test_plane_decides_who_may_exec(world: ProxyWorld, syncer: Syncer) -> None:
+    masters = {"Impersonate-User": "root", "Impersonate-Group": "system:masters"}
+    assert (await upgraded(world, "olga", SPDY_HEADERS, **masters)).status == 403
+    assert (await upgraded(world, "vera", SPDY_HEADERS)).status == 403
+    origin = {"Origin": "https://elsewhere.example"}
+    assert (await upgraded(world, "eve", websocket_headers(V4), **origin)).status == 403
+    assert syncer.calls == []
+    own = {"Origin": world.base.partition("/v1")[0]}
+    assert (await upgraded(world, "eve", websocket_headers(V4), **own)).status == 101
+
+
+async def test_exec_ends_with_its_plane(world: ProxyWorld, syncer: Syncer) -> None:
+    response = await upgraded(world, "eve", SPDY_HEADERS)
+    assert response.connection is not None
+    await world.process.plane_set.close(await world.plane(), PlaneState.ASLEEP)
+    async with asyncio.timeout(10):
+        assert await response.connection.read() == b""
+        await syncer.connection.is_aborted.wait()
+    *_, ended = await records(world)
+    assert (ended["stage"], ended.get("code")) == ("completed", None)
 
 
 @pytest.mark.parametrize(
@@ -208,3 +234,16 @@ def test_path_below_the_prefix_stays_encoded() -> None:
     root = proxied_path("/v1/vclusters/u/k8s")
     assert root is not None
     assert root.path == "/"
+
+
+def test_planes_get_no_credentials() -> None:
+    headers = {"Authorization": "Bearer x", "Cookie": "x", "Impersonate-User": "root", "Accept": "a/b"}
+    protocols = f"{TOKEN_PROTOCOL}, {V4}"
+    request = make_mocked_request("GET", "/", headers={**headers, "Sec-WebSocket-Protocol": protocols})
+    exchange = ProxiedExchange(request, ProxiedPath("", "u", "/"))
+    assert exchange.headers == {"accept": "a/b"}
+    upgrade = {**headers, "Connection": "keep-alive, Upgrade", "Upgrade": "websocket"}
+    request = make_mocked_request("GET", "/", headers={**upgrade, "Sec-WebSocket-Protocol": protocols})
+    exchange = ProxiedExchange(request, ProxiedPath("", "u", "/"))
+    assert exchange.headers.keys() == {"accept", "connection", "upgrade", "sec-websocket-protocol"}
+    assert exchange.headers["sec-websocket-protocol"] == V4

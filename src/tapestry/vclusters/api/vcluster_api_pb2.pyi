@@ -1347,7 +1347,7 @@ class DeleteAccessKeyResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AuditRecord(_message.Message):
-    __slots__ = ("instance", "sequence", "previous_hash", "hash", "stage", "time", "principal", "groups", "authentication", "source_ip", "user_agent", "method", "resource", "project", "request_id", "operation_id", "code", "reason", "latency_micros", "id")
+    __slots__ = ("instance", "sequence", "previous_hash", "hash", "stage", "time", "principal", "groups", "authentication", "source_ip", "user_agent", "method", "resource", "project", "request_id", "operation_id", "code", "reason", "latency_micros", "id", "target")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -1368,6 +1368,7 @@ class AuditRecord(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     LATENCY_MICROS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     instance: str
     sequence: int
     previous_hash: str
@@ -1388,7 +1389,8 @@ class AuditRecord(_message.Message):
     reason: str
     latency_micros: int
     id: str
-    def __init__(self, instance: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_hash: _Optional[str] = ..., hash: _Optional[str] = ..., stage: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., principal: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., authentication: _Optional[str] = ..., source_ip: _Optional[str] = ..., user_agent: _Optional[str] = ..., method: _Optional[str] = ..., resource: _Optional[str] = ..., project: _Optional[str] = ..., request_id: _Optional[str] = ..., operation_id: _Optional[str] = ..., code: _Optional[int] = ..., reason: _Optional[str] = ..., latency_micros: _Optional[int] = ..., id: _Optional[str] = ...) -> None: ...
+    target: str
+    def __init__(self, instance: _Optional[str] = ..., sequence: _Optional[int] = ..., previous_hash: _Optional[str] = ..., hash: _Optional[str] = ..., stage: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., principal: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., authentication: _Optional[str] = ..., source_ip: _Optional[str] = ..., user_agent: _Optional[str] = ..., method: _Optional[str] = ..., resource: _Optional[str] = ..., project: _Optional[str] = ..., request_id: _Optional[str] = ..., operation_id: _Optional[str] = ..., code: _Optional[int] = ..., reason: _Optional[str] = ..., latency_micros: _Optional[int] = ..., id: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
 
 class ListAuditRecordsRequest(_message.Message):
     __slots__ = ("project", "principal", "method", "start_time", "end_time", "page_size", "page_token")
