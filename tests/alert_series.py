@@ -34,6 +34,7 @@ HEALTHY = {
     'tapestry_leased{binding="east", resource="cpu"}': "10x1600",
     'tapestry_used{binding="east", resource="cpu"}': "9x1600",
     'tapestry_audit_dropped_total{pod="m-1"}': "0x1600",
+    'tapestry_tenant_sync_lag_seconds{plane="p", host="east"}': "1x1600",
 }
 
 FAULTS: list[tuple[str, dict[str, str | None]]] = [
@@ -59,6 +60,7 @@ FAULTS: list[tuple[str, dict[str, str | None]]] = [
     ),
     ("TapestryQueueStuck", {'tapestry_queue_age_seconds{controller="pods", pod="s-1"}': "0+60x1600"}),
     ("TapestrySyncSlow", {SYNC % "1.0": "0+10x1600"}),
+    ("TapestryTenantSyncLags", {'tapestry_tenant_sync_lag_seconds{plane="p", host="east"}': "0+60x1600"}),
     ("TapestryEventLoopBlocked", {LAG % "0.1": "0+10x1600"}),
     (
         "TapestryWatchesRestart",

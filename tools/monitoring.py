@@ -271,13 +271,43 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Changes", ((largest("sum by (plane) (deriv(tapestry_plane_revision[5m]))"), "{{plane}}"),), "ops"),
     ),
+    "Host clusters and tenants": (
+        Panel("Reachable host clusters", (("max by (host) (tapestry_host_reachable)", "{{host}}"),)),
+        Panel(
+            "Requests of tenants, as part of what is leased",
+            (
+                (
+                    "max by (host, resource) (tapestry_host_requested)"
+                    " / (max by (host, resource) (tapestry_host_leased) > 0)",
+                    "{{host}} {{resource}}",
+                ),
+            ),
+            "percentunit",
+        ),
+        Panel(
+            "Longest sync lags",
+            (
+                (
+                    largest(
+                        "max by (plane) (tapestry_tenant_sync_lag_seconds) * on (plane) group_left (namespace, name)"
+                        " max by (namespace, name, plane) (tapestry_vclusters_plane_info)"
+                    ),
+                    "{{namespace}}/{{name}}",
+                ),
+            ),
+            "s",
+        ),
+    ),
     "Lifecycle service": (
         Panel(
             "Requests by method and code",
             ((rate("tapestry_vclusters_requests_total", "method, code"), "{{method}} {{code}}"),),
             "reqps",
         ),
-        Panel("Virtual clusters", (("max by (phase) (tapestry_vclusters)", "{{phase}}"),)),
+        Panel(
+            "Virtual clusters",
+            (("max by (phase, host) (tapestry_vclusters)", "{{phase}} {{host}}"),),
+        ),
         Panel(
             "Operations",
             ((rate("tapestry_vclusters_operation_seconds_count", "verb, result"), "{{verb}} {{result}}"),),

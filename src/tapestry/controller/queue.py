@@ -41,6 +41,7 @@ class Queue:
         self._dirty: dict[str, float] = {}  # added while being processed
         self._processing: dict[str, float] = {}  # key -> time it was added
         self._failures: dict[str, int] = {}
+        self._failing: dict[str, float] = {}  # key -> time at which the first of its failed changes was added
         self._delayed: list[DelayedKey] = []
         self._due: dict[str, DelayedKey] = {}  # key -> its earliest entry
         self._numbers = itertools.count()
@@ -64,6 +65,14 @@ class Queue:
     def age(self, now: float) -> float:
         """Return the seconds that the first key has waited.  `now` is the loop's time: metrics are read in a thread."""
         return now - next(iter((self._fresh or self._resync).values()), now)
+
+    def lag(self, now: float) -> float:
+        """Return the seconds since the oldest change that is not handled, or not successfully.
+
+        `now` is the loop's time. Resync keys that wait are no changes.
+        """
+        groups = self._fresh, self._dirty, self._processing, self._failing
+        return now - min((since for each in groups for since in list(each.values())), default=now)
 
     def add(self, key: str, *, resync: bool = False) -> None:
         """Queue `key` for the next free worker."""
@@ -101,6 +110,7 @@ class Queue:
         """Queue a failed key after its backoff.  Return the backoff in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
+        self._failing.setdefault(key, self._processing.get(key, self._now()))
         pause = min(self._max_backoff, self._initial_backoff * 2.0 ** min(failures, 40))
         self.add_after(key, pause)
         return pause
@@ -108,6 +118,7 @@ class Queue:
     def forget(self, key: str) -> None:
         """Reset the backoff of `key`."""
         self._failures.pop(key, None)
+        self._failing.pop(key, None)
 
     def failures(self, key: str) -> int:
         return self._failures.get(key, 0)

@@ -9,6 +9,7 @@ Metrics are in the registry of prometheus_client, so those of third-party contro
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -58,6 +59,16 @@ def set_build_info(component: str, version: str) -> None:
     """Set `tapestry_build_info`.  The last call wins."""
     BUILD_INFO.clear()
     BUILD_INFO.labels(component, version).set(1)
+
+
+@contextmanager
+def served_metrics(collector: Collector) -> Iterator[None]:
+    """Serve the metrics of a collector with those of the process."""
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)
 
 
 def render(registry: CollectorRegistry = REGISTRY) -> tuple[bytes, str]:

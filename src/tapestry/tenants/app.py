@@ -13,7 +13,7 @@ from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
-from tapestry.controller import Manager
+from tapestry.controller import Informer, Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.informer_views import PartViews, WholeViews
 from tapestry.controlplane.in_process_transport import InProcessTransport
@@ -25,6 +25,7 @@ from tapestry.planes.management import apply_definition, create_namespace, proce
 from tapestry.planes.open_plane import OpenPlane, SyncerRule
 from tapestry.planes.plane_ports import PlanePorts
 from tapestry.planes.plane_set import PlaneEntry
+from tapestry.process.metrics import served_metrics
 from tapestry.syncer.cache_transforms import with_changed_at
 from tapestry.tenants import host_clusters, leftovers, reclaim_controller, tenant_controller
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE, HostClusters
@@ -33,6 +34,7 @@ from tapestry.tenants.plane_deletion import obstacle_to_deletion
 from tapestry.tenants.syncer_liveness import SyncerLiveness, plane_state, planes_by_id
 from tapestry.tenants.tenant_controller import oldest, plane_of
 from tapestry.tenants.tenant_dns import DNS_PORTS, TenantDns
+from tapestry.tenants.tenant_metrics import TenantCollector
 from tapestry.tenants.tenant_preparation import Preparation
 from tapestry.tenants.tenant_runner import TenantRunner
 from tapestry.tenants.tenant_set import TenantSet
@@ -63,10 +65,13 @@ async def run_tenants(process: PlaneProcess, connect: Connect = HttpTransport) -
             "tenants",
             partial(install, process=process, clusters=clusters, tenants=tenants, dns=dns, dns_ports=ports),
         )
+        policies = operator_policies(manager)
+        collector = TenantCollector(clusters, tenants, manager.informer(HOST_CLUSTERS), policies, process.now)
         running = group.create_task(manager.run(), name="tenants")
         try:
             await synced.wait()
-            yield
+            with served_metrics(collector):
+                yield
         finally:
             manager.stop()
             await asyncio.wait([running])
@@ -91,6 +96,10 @@ def tenants_manager(process: PlaneProcess) -> Manager:
         identity=process_identity(process.config),
         now=process.now,
     )
+
+
+def operator_policies(manager: Manager) -> Informer:
+    return manager.informer(POLICIES, transform=with_changed_at).with_managed_fields()
 
 
 def tenant_dns(manager: Manager, process: PlaneProcess, clusters: HostClusters, group: asyncio.TaskGroup) -> TenantDns:
@@ -136,7 +145,7 @@ def install(
     management = ManagementCaches(
         bindings=PartViews(bindings, uid_of, name_of),
         hosts=WholeViews(manager.informer(HOST_CLUSTERS)),
-        policies=WholeViews(manager.informer(POLICIES, transform=with_changed_at).with_managed_fields()),
+        policies=WholeViews(operator_policies(manager)),
     )
 
     def restrict_plane(old: Object | None, new: Object | None) -> None:

@@ -78,6 +78,10 @@ class HostClusters:
     def get(self, name: str) -> Host | None:
         return self._hosts.get(name)
 
+    def connected(self) -> dict[str, Host]:
+        """Return the host clusters that this process is connected to, by name."""
+        return dict(self._hosts)
+
     async def connect(self, name: str, access: Access, kubeconfig: str, pinned: str, others: Mapping[str, str]) -> Host:
         """Connect to a host cluster, or switch to other credentials. Raises KubeError and Terminal.
 

@@ -69,7 +69,7 @@ class TenantRunner:
             log.info("syncer of a tenant started", plane=entry.id, binding=tenant.binding_name, host=tenant.host_name)
             await run_until(manager, slot.changed)
         finally:
-            slot.report = None
+            slot.report = slot.sync_lag = None
             await close_tenant_syncer(running, self.management)
             log.info("syncer of a tenant stopped", plane=entry.id, binding=tenant.binding_name)
 

@@ -48,6 +48,8 @@ class TenantSlot:
     """Set while no syncer runs."""
     report: Callable[[], Object] | None = None
     """Return the status fields of the binding that the running syncer knows."""
+    sync_lag: Callable[[], float] | None = None
+    """Return the age of the oldest change in the plane that the running syncer has not carried to the host cluster."""
 
 
 class TenantSet:
@@ -89,6 +91,11 @@ class TenantSet:
         """Return the status fields of a binding that its running syncer knows; None if none runs."""
         slot = self._slots.get(plane_id)
         return slot.report() if slot is not None and slot.report is not None else None
+
+    def sync_lags(self) -> list[tuple[str, str, float]]:
+        """Return the id of each plane with a running syncer, its host cluster, and the lag of the syncer in seconds."""
+        slots = self._slots.copy().items()
+        return [(id, each.tenant.host_name, each.sync_lag()) for id, each in slots if each.tenant and each.sync_lag]
 
     def slot(self, plane_id: str) -> TenantSlot:
         slot = self._slots.get(plane_id)

@@ -1,5 +1,7 @@
 """Wiring of the syncer of a tenant: its controllers, and the watch events that requeue their keys."""
 
+import asyncio
+
 from tapestry.kube.objects import Object
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.syncer.components import SUMMARY_SECONDS, Syncer
@@ -20,6 +22,11 @@ from tapestry.tenants.sync.volumes import TenantVolumes, wire_volumes
 from tapestry.tenants.tenant_report import tenant_report
 from tapestry.tenants.tenant_set import TenantSet, TenantSlot
 from tapestry.tenants.tenant_syncer import TenantSyncer
+
+UPWARD_CONTROLLERS = frozenset(
+    {"nodes", "totals", "csinodes", "hostports", "pod-status", "storage-classes", "report", "unscheduled-pods"}
+)
+"""Controllers that carry nothing from the plane to the host cluster."""
 
 
 def wire(tenants: TenantSet, running: TenantSyncer, plane: OpenPlane, slot: TenantSlot) -> None:
@@ -91,6 +98,10 @@ def wire_report(
     slot.report = lambda: tenant_report(
         syncer, nodes.leases, plane, volumes.twins.store.list(), network_conditions(services.leased_nodes)
     )
+
+    downward = [each for each in syncer.manager.controllers if each.name not in UPWARD_CONTROLLERS]
+    loop_time = asyncio.get_running_loop().time
+    slot.sync_lag = lambda: max(each.queue.lag(loop_time()) for each in downward)
 
     async def report(_: str) -> None:
         tenants.reported(plane.id)

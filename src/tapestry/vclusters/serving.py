@@ -25,6 +25,7 @@ from tapestry.planes.app import PlaneProcess, client_of
 from tapestry.planes.plane_keys import PlaneKeys
 from tapestry.process.addresses import Address, parse_address
 from tapestry.process.logs import logger
+from tapestry.process.metrics import served_metrics
 from tapestry.vclusters.access.authentication import Authenticator
 from tapestry.vclusters.access.keys import NewKey, new_key
 from tapestry.vclusters.access.rate_limits import RateLimiter
@@ -35,7 +36,7 @@ from tapestry.vclusters.config import ServiceConfig
 from tapestry.vclusters.contract import Contract
 from tapestry.vclusters.gateway import Gateway
 from tapestry.vclusters.grpc import TlsFiles, serve_grpc
-from tapestry.vclusters.metrics import served_metrics
+from tapestry.vclusters.metrics import ServiceCollector
 from tapestry.vclusters.model import VClusterMessages
 from tapestry.vclusters.page_tokens import PageTokens
 from tapestry.vclusters.pages import Pager
@@ -94,7 +95,7 @@ async def serve_gateway(
         )
         contract = new_contract(process, PageTokens(page_key), audit_folder, is_compatible=config.compat_plaintext)
         objects = contract.vclusters.objects
-        stack.enter_context(served_metrics(objects))
+        stack.enter_context(served_metrics(ServiceCollector(objects)))
 
         def access_key(id: str) -> AccessKeySpec | None:
             found = objects.get(ACCESS_KEYS, "", id)

@@ -392,3 +392,20 @@ async def test_queue_has_work_while_keys_are_ready_or_due(virtual_time: VirtualC
     queue.add_after("b", 60)
     assert not queue.has_work(59)
     assert queue.has_work(60)
+
+
+async def test_lag_counts_from_the_first_change_until_success(virtual_time: VirtualClock) -> None:
+    queue = Queue()
+    queue.add("a")
+    for _ in range(3):
+        await queue.take()
+        await asyncio.sleep(10)
+        queue.retry("a")
+        queue.done("a")
+    assert queue.lag(virtual_time.monotonic()) >= 30
+    await queue.take()
+    queue.forget("a")
+    queue.done("a")
+    queue.add("b", resync=True)
+    await asyncio.sleep(10)
+    assert queue.lag(virtual_time.monotonic()) == 0
