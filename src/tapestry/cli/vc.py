@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from tapestry.cli import vc_connect, vc_state
+from tapestry.cli import vc_connect, vc_diagnose, vc_state
 from tapestry.cli.help_text import command
 from tapestry.cli.kubeconfig_file import change_file, context_name, user_kubeconfig, without_context
 from tapestry.cli.service_access import (
@@ -350,5 +350,5 @@ async def delete_cluster(
     click.echo(f"virtual cluster {namespace}/{name} {'deleted' if wait else 'is being deleted'}")
 
 
-for each in (*vc_state.COMMANDS, *vc_connect.COMMANDS):
+for each in (*vc_state.COMMANDS, *vc_diagnose.COMMANDS, *vc_connect.COMMANDS):
     vc.add_command(each)

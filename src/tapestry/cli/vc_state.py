@@ -1,7 +1,7 @@
-"""`tapestry vc suspend|resume|snapshot|snapshots|restore|wait|watch|diagnose`: the state of virtual clusters."""
+"""`tapestry vc suspend|resume|snapshot|snapshots|restore|wait|watch`: the state of virtual clusters."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +39,6 @@ SNAPSHOT_COLUMNS = {
     "DESCRIPTION": "description",
 }
 GONE = "deleted"
-LAST_OPERATIONS = 5
-FIELDS_MAPPED = "FieldsMapped"
-"""Condition that is right in either case."""
-BAD_CONDITIONS = frozenset({"CertificatesExpiring", "HostUnreachable"})
-"""Conditions that are wrong when they are True."""
 
 
 async def print_cluster(client: "ServiceClient", namespace: str, name: str, output: str) -> None:
@@ -238,46 +233,4 @@ def event_line(event: Object) -> str:
     return f"{kind:<10}{found.get('name', ''):<24}{phase_of(found):<14}{message}".rstrip()
 
 
-@command(
-    "tapestry vc diagnose blue",
-    zero="nothing is wrong",
-    one="something is wrong, or error with a one-line message",
-)
-@NAME
-@VCLUSTER_NAMESPACE
-@with_service
-async def diagnose(client: "ServiceClient", name: str, namespace: str) -> None:
-    """Say what is wrong with the virtual cluster NAME: its phase, conditions and last operations."""
-    found = (await client.call("GetVCluster", name=name, namespace=namespace))["vcluster"]
-    operations = await client.call("ListOperations", namespace=namespace, vcluster_name=name, page_size=LAST_OPERATIONS)
-    faults = [*cluster_faults(found), *operation_faults(operations.get("operations", []))]
-    click.echo(f"virtual cluster {namespace}/{name} is {phase_of(found)}")
-    click.echo("\n".join(f"  {each}" for each in faults) or "  nothing is wrong")
-    if faults:
-        raise click.exceptions.Exit(1)
-
-
-def cluster_faults(vcluster: Object) -> Iterator[str]:
-    status = vcluster.get("status", {})
-    if phase_of(vcluster) == "Error" or (status.get("message") and phase_of(vcluster) != "Running"):
-        yield f"{status.get('reason') or 'message'}: {status.get('message', 'there is no message')}"
-    for each in status.get("conditions", ()):
-        expected = "False" if each.get("type") in BAD_CONDITIONS else "True"
-        if each.get("status") != expected and each.get("type") != FIELDS_MAPPED:
-            yield f"condition {each['type']} is {each.get('status')}: {each.get('message') or each.get('reason', '')}"
-
-
-def operation_faults(operations: list[Object]) -> Iterator[str]:
-    """Yield the steps that operations try again, and the error of the newest one that has ended."""
-    for each in operations:
-        name = f"operation {each['id']} ({each.get('verb', '')})"
-        if each.get("done"):
-            if "error" in each:
-                yield f"{name} failed: {each['error'].get('message', '')}"
-            return
-        for step in each.get("steps", ()):
-            if step.get("error"):
-                yield f"{name} tries {step['name']} again, attempt {step.get('attempt', 1)}: {step['error']}"
-
-
-COMMANDS = (suspend, resume, snapshot, snapshots, restore, wait, watch, diagnose)
+COMMANDS = (suspend, resume, snapshot, snapshots, restore, wait, watch)

@@ -1,4 +1,4 @@
-"""`tapestry vc suspend|resume|snapshot|restore|wait|watch|diagnose`."""
+"""`tapestry vc suspend|resume|snapshot|restore|wait|watch`."""
 
 import json
 
@@ -55,26 +55,3 @@ async def test_watch_prints_each_change(commands: Commands) -> None:
     assert result.stderr == "Error: list again (RESOURCE_VERSION_EXPIRED)\n"
     result = await commands.run("vc", "watch", "blue", "-o", "json")
     assert json.loads(result.stdout)["vcluster"]["status"]["message"] == "host is busy"
-
-
-async def test_diagnose_names_what_is_wrong(commands: Commands) -> None:
-    await commands.output("vc", "create", "blue")
-    assert "nothing is wrong" in await commands.output("vc", "diagnose", "blue")
-    status = commands.service.clusters["blue"].status
-    status.phase, status.reason, status.message = api.PHASE_ERROR, "CreateFailed", "no room"
-    status.conditions.add(type="HostUnreachable", status="True", message="no answer")
-    status.conditions.add(type="Ready", status="False", reason="Starting")
-    commands.service.operations["op-0"].error.message = "step failed"
-    result = await commands.run("vc", "diagnose", "blue")
-    assert result.exit_code == 1
-    assert result.stdout.splitlines() == [
-        "virtual cluster shop/blue is Error",
-        "  CreateFailed: no room",
-        "  condition HostUnreachable is True: no answer",
-        "  condition Ready is False: Starting",
-        "  operation op-0 (Create) failed: step failed",
-    ]
-    await commands.output("vc", "create", "green")
-    commands.service.clusters["blue"].status.Clear()
-    commands.service.operations = dict(reversed(commands.service.operations.items()))  # newest first
-    assert (await commands.run("vc", "diagnose", "blue")).exit_code == 0
