@@ -49,6 +49,9 @@ async def test_life_of_a_vcluster(tmp_path: Path, protocol: str) -> None:
 @pytest.mark.timeout(120)
 async def test_pages_and_watch(tmp_path: Path) -> None:
     async with service(tmp_path) as world:
+        async with world.http.post(f"{world.base}/v1/namespaces/kube-system/vclusters", json={"name": "a"}) as rejected:
+            (violation,) = (await rejected.json())["error"]["details"][1]["fieldViolations"]
+        assert (rejected.status, violation["field"]) == (400, "metadata.namespace")
         for number in range(3):
             await world.rest("POST", COLLECTION, json={"name": f"vc{number}"})
         names, token = [], ""

@@ -17,7 +17,7 @@ from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
 from tapestry.apiserver.core.requests import AdmissionPlugin, CallOrigin, User, WriteRequest
 from tapestry.apiserver.core.store import Key, ObjectVersion, Store
 from tapestry.kube.errors import ApiError
-from tapestry.kube.objects import Object, annotations_of, name_of, uid_of, value_at, with_value
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at, with_value
 from tapestry.kube.resources import NAMESPACES
 from tapestry.vclusters.errors import (
     ServiceError,
@@ -28,6 +28,7 @@ from tapestry.vclusters.errors import (
     operation_in_progress,
     permission_denied,
     phase_not_allowed,
+    precondition_failed,
     quota_exceeded,
 )
 from tapestry.vclusters.lifecycle import allowed_phases, may_wait, start_event
@@ -42,6 +43,8 @@ NOT_DESIRED = frozenset({"operation", "project", "owner", "engine", "expireTime"
 SCALED = frozenset({"resources", "replicas"})
 CARRIED = ("project", "owner", "engine")
 """Fields that a writer may leave out, and that do not change then."""
+RESERVED_PREFIXES = ("kube-", "tapestry-")
+"""Beginnings of names of namespaces that the installation uses itself."""
 Allow = Callable[[User, str, str], None]
 """Raise ServiceError unless a user may call a method in a project."""
 
@@ -80,8 +83,24 @@ class VClusterAdmission:
         except ServiceError as error:
             raise api_error(error) from error
 
+    async def admit_namespace_delete(self, request: WriteRequest, current: Object) -> None:
+        """Let the service, which removes a namespace that it has made in vain, only remove an empty one."""
+        if request.origin is not CallOrigin.SERVICE:
+            return
+
+        def is_empty() -> bool:
+            return not self.store.heads(VCLUSTERS.name, name_of(current))
+
+        if not is_empty():
+            text = f"namespace {name_of(current)} has virtual clusters"
+            raise api_error(precondition_failed("NAMESPACE_NOT_EMPTY", name_of(current), text))
+        request.claim = is_empty
+
     def _admit_create(self, request: WriteRequest, new: Object) -> Object:
         namespace = request.target.namespace
+        if namespace.startswith(RESERVED_PREFIXES):
+            text = f"must not be {namespace}: names that begin with {' or '.join(RESERVED_PREFIXES)} are reserved"
+            raise field_invalid(Violation("metadata.namespace", text))
         project = self._project_of(namespace) or new["spec"].get("project")
         if not project:
             text = f"must be set, because the namespace {namespace} belongs to no project yet"
@@ -148,8 +167,15 @@ class VClusterAdmission:
         request.claim = partial(self._is_free, key, before, after)
 
     def _is_free(self, key: Key, before: Charge | None, after: Charge) -> bool:
+        if before is None and not self._may_create_in(key.namespace):
+            return False
         project = self._project_of(key.namespace, besides=key.name)
         return project in ("", after.project) and not self._exceeded(key, before, after)
+
+    def _may_create_in(self, namespace: str) -> bool:
+        """Return whether the next writer sees a namespace that is not being deleted."""
+        found = self.store.head(NAMESPACES.name, "", namespace)
+        return found is not None and not is_deleting(msgspec.json.decode(found.raw))
 
     def _exceeded(self, key: Key, before: Charge | None, after: Charge) -> list[Violation]:
         quotas = [each for each in self._quotas() if each["spec"]["project"] == after.project]

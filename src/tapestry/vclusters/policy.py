@@ -24,6 +24,7 @@ from tapestry.apiserver.core.requests import (
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.resources import NAMESPACES
 from tapestry.vclusters.access.authentication import PLATFORM_ADMIN_GROUPS
 from tapestry.vclusters.access.roles import Caller, Decision, decide, roles_in_projects
 from tapestry.vclusters.admission import CAUSE, VClusterAdmission, api_error
@@ -50,17 +51,23 @@ def service_admission(provided: Provided) -> BuildAdmission:
         policy = Policy(StoredObjects(store))
         vclusters = VClusterAdmission(store, provided, policy.allow_in_project)
 
+        writes = {VCLUSTERS.name: vclusters.admit, NAMESPACES.name: unchanged}
+        deletions = {VCLUSTERS.name: vclusters.admit_delete, NAMESPACES.name: vclusters.admit_namespace_delete}
+
         async def admit(request: WriteRequest, old: Object | None, new: Object) -> Object:
-            step = vclusters.admit if request.target.info.storage == VCLUSTERS.name else policy.admit
-            return await step(request, old, new)
+            return await writes.get(request.target.info.storage, policy.admit)(request, old, new)
 
         async def admit_delete(request: WriteRequest, current: Object) -> None:
-            step = vclusters.admit_delete if request.target.info.storage == VCLUSTERS.name else policy.admit_delete
-            await step(request, current)
+            await deletions.get(request.target.info.storage, policy.admit_delete)(request, current)
 
-        return AdmissionPlugin(OTHERS | {VCLUSTERS.name}, admit, admit_delete)
+        return AdmissionPlugin(OTHERS | writes.keys(), admit, admit_delete)
 
     return build
+
+
+async def unchanged(_: WriteRequest, __: Object | None, new: Object) -> Object:
+    """Admit a write as it is."""
+    return new
 
 
 @dataclass(frozen=True)

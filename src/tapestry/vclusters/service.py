@@ -7,6 +7,7 @@ what is desired, and which operation is to bring it about. The orchestrator does
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,15 +18,12 @@ from google.protobuf.message import Message
 
 from tapestry.apis.operations import OPERATIONS, SNAPSHOTS
 from tapestry.apis.vclusters import VCLUSTERS, OperationRequest, Phase, Verb
-from tapestry.apiserver.core.requests import MASTERS_GROUP, User
+from tapestry.apiserver.core.requests import MASTERS_GROUP, CallOrigin, User
 from tapestry.apiserver.core.store import Compacted, WatchEvent
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
-from tapestry.kube.errors import (
-    AlreadyExists,
-    Conflict,
-)
+from tapestry.kube.errors import AlreadyExists, ApiError, Conflict
 from tapestry.kube.objects import Object, labels_of, name_of, namespace_of, object_named, uid_of, value_at, version_of
 from tapestry.kube.resources import NAMESPACES
 from tapestry.kube.selectors import LabelSelector, SelectorError, parse_label_selector
@@ -285,7 +283,8 @@ class VClusterService:
 
     def client(self, caller: Caller) -> Client:
         """Return a client of the management API for a caller whom the gateway has authorized."""
-        return Client(InProcessTransport(self.handler, User(caller.user, (MASTERS_GROUP,))))
+        user = User(caller.user, (MASTERS_GROUP,))
+        return Client(InProcessTransport(self.handler, user, CallOrigin.SERVICE))
 
     async def create(self, call: AdmittedCall) -> Message:
         request = call.request
@@ -314,15 +313,22 @@ class VClusterService:
     async def _create(
         self, call: AdmittedCall, namespace: str, name: str, content: Object, operation: Object
     ) -> Object:
-        """Create a virtual cluster, and its namespace if needed. A repeated request returns the first one."""
+        """Create a virtual cluster, and its namespace if needed. A repeated request returns the first one.
+
+        A create that is rejected leaves no namespace: a dry run comes before that of the namespace.
+        """
         client, is_dry_run = self.client(call.caller), call.request.validate_only
         named = object_named(name, namespace)
         spec = {**content["spec"], "project": call.project, "operation": operation}
         body = {**named, "metadata": {**content.get("metadata", {}), **named["metadata"]}, "spec": spec}
+        made = None
         with reported("VCluster", name):
-            if self.objects.get(NAMESPACES, "", namespace) is None:
-                await self._create_namespace(client, namespace)
             try:
+                if self.objects.get(NAMESPACES, "", namespace) is None:
+                    checked = await client.create(VCLUSTERS, body, dry_run=True)
+                    made = await self._create_namespace(client, namespace, is_dry_run=is_dry_run)
+                    if is_dry_run:
+                        return checked
                 return await client.create(VCLUSTERS, body, dry_run=is_dry_run)
             except AlreadyExists:
                 found = self.objects.head(VCLUSTERS, namespace, name)
@@ -331,12 +337,19 @@ class VClusterService:
                 if found is not None and not is_visible(call.caller, found):
                     raise not_found("Namespace", namespace) from None
                 raise
+            except ApiError:
+                if made is not None:
+                    with suppress(ApiError):  # it has other virtual clusters by now
+                        await client.delete(NAMESPACES, made)
+                raise
 
-    async def _create_namespace(self, client: Client, namespace: str) -> None:
+    async def _create_namespace(self, client: Client, namespace: str, *, is_dry_run: bool) -> Object | None:
+        """Return the new namespace; None if there is one already."""
         try:
-            await client.create(NAMESPACES, object_named(namespace))
+            return await client.create(NAMESPACES, object_named(namespace), dry_run=is_dry_run)
         except AlreadyExists:  # by another request, whose write may be in flight
             await self.objects.wait_for_pending_write(NAMESPACES, object_named(namespace))
+            return None
 
     async def update(self, call: AdmittedCall) -> Message:
         request = call.request

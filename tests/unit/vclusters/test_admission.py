@@ -72,6 +72,13 @@ async def management(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
         yield result
 
 
+async def test_reserved_namespaces_have_no_vclusters(management: Management) -> None:
+    await management.client().create(NAMESPACES, object_named("tapestry-hosts"))
+    for namespace in ("kube-system", "tapestry-hosts"):
+        with pytest.raises(ApiError, match=r"FIELD_INVALID: metadata\.namespace: must not be"):
+            await management.create(namespace=namespace)
+
+
 async def test_create_gets_owner_finalizer_and_operation(management: Management) -> None:
     created = await management.create(owner="joe")
     spec = created["spec"]
@@ -85,8 +92,9 @@ async def test_namespace_belongs_to_its_first_project(management: Management) ->
     assert (await management.create("b", project=""))["spec"]["project"] == "shop"
     with pytest.raises(ApiError, match="Namespace default was not found"):
         await management.create("c", project="bank")
+    await management.client().create(NAMESPACES, object_named("free"))
     with pytest.raises(ApiError, match=r"spec\.project: must be set"):
-        await management.create("d", namespace="kube-system", project="")
+        await management.create("d", namespace="free", project="")
 
 
 async def test_annotation_of_namespace_names_project(management: Management) -> None:

@@ -17,7 +17,7 @@ from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
 from tapestry.kube.errors import Forbidden
-from tapestry.kube.objects import object_named
+from tapestry.kube.objects import is_deleting, name_of, object_named
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
 from tapestry.kube.schemas import to_unstructured
 from tapestry.vclusters.access.roles import Caller, Role
@@ -202,6 +202,30 @@ async def test_namespace_of_another_project_is_hidden(world: ServiceWorld) -> No
     assert world.contract.project_of("CreateVCluster", request) is None
     request = world.admitted("GetVCluster", EVE, name="none", namespace="shop").request
     assert world.contract.project_of("GetVCluster", request) is None
+
+
+async def test_rejected_create_leaves_nothing(world: ServiceWorld) -> None:
+    namespaces = {name_of(each) for each in await world.client.list(NAMESPACES)}
+    checked = await world.create(namespace="new", validate_only=True)
+    assert (checked.vcluster.owner, checked.vcluster.namespace, checked.operation_id) == ("alice", "new", "")
+    for fields, reason in (
+        ({"namespace": "new", "spec": {"replicas": 3}}, "FIELD_UNSUPPORTED"),
+        ({"namespace": "new", "spec": {"network": {"pod_cidr": "none"}}}, "FIELD_INVALID"),
+        ({"namespace": "new", "name": "X_"}, "FIELD_INVALID"),
+        ({"namespace": "New_"}, "FIELD_INVALID"),
+        ({"namespace": "tapestry-new"}, "FIELD_INVALID"),
+    ):
+        for is_dry_run in (True, False):
+            request = {"name": "blue", "project": "shop", "validate_only": is_dry_run, **fields}
+            assert await world.reason("CreateVCluster", **request) == reason, request
+    assert {name_of(each) for each in await world.client.list(NAMESPACES)} == namespaces
+    await world.call("UpdateQuota", ROOT, quota={"project": "shop", "limits": {"vclusters": "1"}})
+    reasons = await together(
+        world.reason("CreateVCluster", name="blue", namespace=f"new{number}", project="shop") for number in range(8)
+    )
+    assert sorted(reasons) == ["", *["QUOTA_EXCEEDED"] * 7]
+    left = {name_of(each) for each in await world.client.list(NAMESPACES) if not is_deleting(each)} - namespaces
+    assert left == {f"new{reasons.index('')}"}
 
 
 async def test_cancel_and_invalid_requests(world: ServiceWorld) -> None:

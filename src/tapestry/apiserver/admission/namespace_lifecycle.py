@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tapestry.apiserver.core import api_errors
-from tapestry.apiserver.core.requests import WriteRequest, admission_forbidden
+from tapestry.apiserver.core.requests import CallOrigin, WriteRequest, admission_forbidden
 from tapestry.apiserver.core.store import Store
 from tapestry.kube.objects import Object, is_deleting
 from tapestry.kube.resources import NAMESPACES
@@ -32,6 +32,8 @@ class NamespaceLifecycle:
     def check_namespace(self, request: WriteRequest) -> None:
         name = request.target.namespace
         version = self.store.get("namespaces", "", name)
+        if version is None and request.is_dry_run and request.origin is CallOrigin.SERVICE:
+            return
         if version is None:
             raise api_errors.not_found(NAMESPACES, name)
         if b'"deletionTimestamp"' in version.raw and is_deleting(msgspec.json.decode(version.raw)):

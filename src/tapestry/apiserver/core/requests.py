@@ -80,6 +80,8 @@ class CallOrigin(Enum):
     """A built-in controller in this process."""
     SYNCER = "syncer"
     """The syncer of a tenant in this process, which writes what the host cluster decides."""
+    SERVICE = "service"
+    """A service in this process, for a user. Its dry runs may create objects in a namespace that does not exist yet."""
 
 
 class Call(msgspec.Struct, frozen=True):

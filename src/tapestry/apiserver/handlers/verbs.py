@@ -250,7 +250,8 @@ class Verbs:
                     return self.delete_response(
                         info, current, await self.codec.from_storage(info, deleted.raw), is_deleted=True
                     )
-                marked = await self.store.put(key, head, await self.codec.to_storage(info, remaining))
+                encoder = await self.codec.to_storage(info, remaining)
+                marked = await self.store.put(key, head, encoder, request.claim)
                 return await self.codec.from_storage(info, marked.raw)
             except VersionConflict:
                 continue
