@@ -33,13 +33,19 @@ from tapestry.vclusters.errors import (
     not_found,
     permission_denied,
 )
-from tapestry.vclusters.gateway import AdmittedCall
+from tapestry.vclusters.gateway import AdmittedCall, Respond
 from tapestry.vclusters.management_errors import reported
-from tapestry.vclusters.model import access_key_message, host_message, project_message, quota_message, timestamp_of
+from tapestry.vclusters.model import (
+    access_key_message,
+    host_message,
+    optional,
+    project_message,
+    quota_message,
+    timestamp_of,
+)
 from tapestry.vclusters.page_tokens import page_size
 from tapestry.vclusters.pages import Pager
 from tapestry.vclusters.quota import snapshot_charge, total_usage, vcluster_charge
-from tapestry.vclusters.service import Respond, optional
 from tapestry.vclusters.stored_objects import StoredObjects
 
 PROJECT_FIELDS = {

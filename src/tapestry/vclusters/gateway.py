@@ -8,7 +8,7 @@ A rejected request is recorded, too. A request with effects reaches the service 
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -111,6 +111,10 @@ class AdmittedCall:
     @property
     def request(self) -> Any:
         return self.incoming.request
+
+
+Respond = Callable[[AdmittedCall], Awaitable[Message]]
+"""A method of the contract, for callers that may call it. Raises ServiceError."""
 
 
 class Service(Protocol):

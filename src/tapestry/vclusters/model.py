@@ -144,6 +144,11 @@ def spec_fields(message: api.VClusterSpec) -> Object:
     return fields
 
 
+def optional(name: str, value: Any) -> Object:
+    """Return a field of a spec; nothing without a value."""
+    return {name: value} if value else {}
+
+
 # -- snapshots and operations
 
 

@@ -1,4 +1,4 @@
-"""Pages of lists at one revision, in an order."""
+"""Pages of lists at one revision, in an order, and what is in them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,11 @@ from typing import Any, Generic, TypeVar
 
 from tapestry.apiserver.core.store import Compacted
 from tapestry.kube.objects import Object, name_of, namespace_of
+from tapestry.kube.selectors import LabelSelector, SelectorError, parse_label_selector
+from tapestry.vclusters.access.roles import Caller, Role
 from tapestry.vclusters.errors import Violation, field_invalid, resource_version_expired
 from tapestry.vclusters.page_tokens import PageTokens, page_size
+from tapestry.vclusters.stored_objects import project_in
 
 T = TypeVar("T")
 Sort = Callable[[Object], str]
@@ -59,6 +62,19 @@ class Pager:
         chosen = pairs[start : start + size]
         token = self.tokens.token(revision, chosen[-1], filters) if start + size < len(pairs) else ""
         return Page([by_id[id] for _, id in chosen], token, len(pairs))
+
+
+def is_visible(caller: Caller, obj: Object) -> bool:
+    """Return whether an object is in the lists of a caller."""
+    return caller.role_in(project_in(obj) or "") >= Role.VIEWER
+
+
+def selector_of(text: str) -> LabelSelector:
+    """Return the label selector of a list or a watch. Raises ServiceError."""
+    try:
+        return parse_label_selector(text)
+    except SelectorError as error:
+        raise field_invalid(Violation("labelSelector", str(error))) from error
 
 
 def order_of(order_by: str) -> tuple[Sort, bool]:

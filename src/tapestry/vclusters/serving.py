@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,10 @@ from tapestry.apiserver.access.certificates import CertificateAuthority, server_
 from tapestry.apiserver.access.client_certificates import request_client_certificates
 from tapestry.apiserver.app import DEFAULT_SERVER_NAMES
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
+from tapestry.apiserver.core.requests import MASTERS_GROUP, CallOrigin, User
+from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.client.client import Client
+from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import object_named
 from tapestry.kube.resources import SECRETS
@@ -38,14 +42,17 @@ from tapestry.vclusters.gateway import Gateway
 from tapestry.vclusters.grpc import TlsFiles, serve_grpc
 from tapestry.vclusters.metrics import ServiceCollector
 from tapestry.vclusters.model import VClusterMessages
+from tapestry.vclusters.operation_service import OperationService
 from tapestry.vclusters.page_tokens import PageTokens
 from tapestry.vclusters.pages import Pager
 from tapestry.vclusters.policy import project_specs
 from tapestry.vclusters.rest import serve_rest
 from tapestry.vclusters.service import DEFAULT_PROJECT, VClusterService
+from tapestry.vclusters.snapshot_service import SnapshotService
 from tapestry.vclusters.stored_objects import StoredObjects
 from tapestry.vclusters.vcluster_kubeconfigs import VClusterKubeconfigs
 from tapestry.vclusters.vcluster_proxy import VClusterProxy
+from tapestry.vclusters.vcluster_reads import VClusterReads
 
 log = logger(__name__)
 
@@ -105,7 +112,7 @@ async def serve_gateway(
         authenticator = Authenticator(access_key, ProjectCache(objects), process.now, anonymous)
         limiter = RateLimiter(time.monotonic, lambda: len(process.processes.live_names()))
         gateway = Gateway(contract, authenticator, audit, process.now, limiter)
-        listeners = await listen(stack, gateway, VClusterProxy(contract.vclusters.kubeconfigs), process, config)
+        listeners = await listen(stack, gateway, VClusterProxy(contract.reads.kubeconfigs), process, config)
         if not objects.all(ACCESS_KEYS):
             key = new_key()
             if config.client_config:
@@ -164,9 +171,19 @@ def new_contract(process: PlaneProcess, tokens: PageTokens, audit_folder: Path, 
     keys = PlaneKeys(process.plane_set, process.tls.plane_context, process.now)
     kubeconfigs = VClusterKubeconfigs(objects, process.plane_set, process.endpoints, keys)
     messages = VClusterMessages(is_compatible)
-    handler = process.management.request_handler
-    vclusters = VClusterService(handler, objects, pager, kubeconfigs, process.now, messages)
-    return Contract(vclusters, Administration(vclusters.client, objects, pager, audit_folder, process.now))
+    client = partial(management_client, process.management.request_handler)
+    return Contract(
+        VClusterService(client, objects, process.now, messages),
+        VClusterReads(objects, pager, kubeconfigs, messages),
+        SnapshotService(client, objects, pager, process.now),
+        OperationService(client, objects, pager),
+        Administration(client, objects, pager, audit_folder, process.now),
+    )
+
+
+def management_client(handler: RequestHandler, caller: Caller) -> Client:
+    """Return a client of the management API for a caller whom the gateway has authorized."""
+    return Client(InProcessTransport(handler, User(caller.user, (MASTERS_GROUP,)), CallOrigin.SERVICE))
 
 
 async def create_default_project(client: Client) -> None:

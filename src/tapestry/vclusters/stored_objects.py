@@ -1,12 +1,13 @@
 """The objects of the management API in this process, decoded once for each version."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from tapestry.apiserver.core.store import Key, ObjectVersion, Store
-from tapestry.kube.objects import Object, uid_of
+from tapestry.kube.objects import Object, uid_of, value_at, version_of
 from tapestry.kube.resources import Resource
 
 DECODE = msgspec.json.Decoder(dict).decode
@@ -54,6 +55,27 @@ class StoredObjects:
             found = self._found_by_uid(uid)
         return found
 
+    async def wait_until(
+        self, resource: Resource, obj: Object, is_reached: Callable[[Object | None], bool], seconds: float
+    ) -> None:
+        """Wait until an object, or that it is gone, is as desired. Return at the end of the time, too.
+
+        `obj` is a version of it that may be newer than what readers see.
+        """
+        key = key_in(resource, obj)
+        await self.store.wait_for_revision(int(version_of(obj) or 0), seconds)
+        subscription = self.store.watch(*key)
+        try:
+            async with asyncio.timeout(seconds):
+                while not is_reached(self.get(resource, key.namespace, key.name)):
+                    await subscription.next_events()
+                    if subscription.dropped or subscription.is_finished:
+                        return
+        except TimeoutError:
+            return
+        finally:
+            self.store.unwatch(resource.name, subscription)
+
     async def wait_for_pending_write(self, resource: Resource, obj: Object) -> None:
         """Wait until readers see what the next writer of an object sees."""
         await self.store.wait_for_pending_write(key_in(resource, obj))
@@ -82,6 +104,14 @@ class StoredObjects:
             self._decoded.clear()  # most are of objects that do not exist any more
         self._decoded[version.key] = version, decoded
         return decoded
+
+
+def project_in(obj: Object | None) -> str | None:
+    """Return the project of an object; None without an object."""
+    if obj is None:
+        return None
+    project: str = value_at(obj, "spec", "project", default="")
+    return project
 
 
 def key_in(resource: Resource, obj: Object) -> Key:
