@@ -59,6 +59,13 @@ class PlaneSpec(ApiStruct):
     process: Annotated[
         str, Meta(max_length=253, description="Process that is to hold the plane. Empty: any process of the group.")
     ] = ""
+    own_process: Annotated[
+        bool,
+        Meta(
+            description="Hold the plane in a process of its own, which a process of the group starts. Only for planes "
+            "in etcd of a management API in etcd, and if `process` is empty."
+        ),
+    ] = False
     controllers: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=63)], ...],
         Meta(max_length=64, description="Controllers to run, as for `tapestry apiserver --controllers`."),
@@ -125,6 +132,17 @@ PLANE: Kind[PlaneSpec] = Kind(
         AGE,
     ),
 )
+
+
+def wanted_process(plane: Object, spec: PlaneSpec) -> str:
+    """Return the process of a group that is to hold a plane; empty if any may."""
+    is_own = spec.own_process and spec.backend == "etcd" and not spec.process
+    return own_process_name(plane_id(plane)) if is_own else spec.process
+
+
+def own_process_name(plane_id: str) -> str:
+    """Return the name of the process that holds only one plane, and that another process starts."""
+    return f"own-{plane_id}"
 
 
 def plane_id(plane: Object) -> str:

@@ -3,8 +3,10 @@
 import gc
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from msgspec import structs
 from tapestry.apiext.interfaces import Routes
 from tapestry.apiext.requests import ROOT
 from tapestry.apis.planes import PLANES, plane_id
+from tapestry.apiserver.core.requests import BuildAdmission
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.serving.request_handler import MountedHandler
 from tapestry.cli import plane_credentials
@@ -63,6 +66,7 @@ LIMITS = {
     "max_requests": "requestsInFlight",
 }
 """Fields of `spec.limits` by the arguments of `tapestry planes create`."""
+SERVICE, COMPATIBLE = "service", "compatible"
 COLUMNS = ("NAME", "PHASE", "ID", "OBJECTS", "HOLDER", "ADDRESS", "PORT", "MESSAGE")
 
 
@@ -153,7 +157,8 @@ def run_process(config: Path | None, **flags: Any) -> None:
 
 async def serve_planes(settings: PlanesConfig, service: ServiceConfig) -> None:
     stopping = stop_event()
-    async with run_processes(settings, service) as process:
+    command = (sys.executable, "-m", "tapestry.cli.own_process", admission_name(service))
+    async with run_processes(settings, service, command) as process:
         click.echo(f"planes are served at {process.address}; kubeconfig of the management API:")
         click.echo(f"  {settings.kubeconfig_file}")
         click.echo("Ctrl-C stops them; their data stays")
@@ -170,21 +175,37 @@ def service_imports() -> Iterator[None]:
         raise ValueError(why) from error
 
 
+def admission_name(service: ServiceConfig) -> str:
+    """Return which admission the management API has, for the processes that serve it without the service."""
+    return "" if not service.is_enabled else COMPATIBLE if service.compat_plaintext else SERVICE
+
+
+def admission_named(name: str, settings: PlanesConfig) -> BuildAdmission | None:
+    """Return the admission of the management API. Raises ValueError if its packages are not installed."""
+    if not name:
+        return None
+    with service_imports():
+        from tapestry.vclusters.app import provided
+        from tapestry.vclusters.policy import service_admission
+    return service_admission(provided(settings, is_compatible=name == COMPATIBLE))
+
+
 @asynccontextmanager
-async def run_processes(settings: PlanesConfig, service: ServiceConfig) -> AsyncIterator[PlaneProcess]:
+async def run_processes(
+    settings: PlanesConfig, service: ServiceConfig, own_process_command: Sequence[str] = ()
+) -> AsyncIterator[PlaneProcess]:
     """Run planes with tenants, and the service of virtual clusters if it has an address."""
+    run = partial(run_planes, extension=run_tenants, own_process_command=own_process_command)
     if not service.is_enabled:
-        async with run_planes(settings, mounted_routes, extension=run_tenants) as process:
+        async with run(settings, mounted_routes) as process:
             yield process
         return
     with service_imports():
-        from tapestry.vclusters.app import provided, run_vclusters
-        from tapestry.vclusters.policy import service_admission
+        from tapestry.vclusters.app import run_vclusters
         from tapestry.vclusters.serving import serve_gateway
     is_compatible = service.compat_plaintext
-    admission = service_admission(provided(is_compatible=is_compatible))
     async with (
-        run_planes(settings, mounted_routes, extension=run_tenants, admission=admission) as process,
+        run(settings, mounted_routes, admission=admission_named(admission_name(service), settings)) as process,
         run_vclusters(process, is_compatible=is_compatible),
         serve_gateway(process, service, click.echo),
     ):

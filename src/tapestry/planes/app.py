@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -28,7 +28,7 @@ from tapestry.controller import Manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import name_of
-from tapestry.planes import plane_controller, plane_ports
+from tapestry.planes import own_process_controller, plane_controller, plane_ports
 from tapestry.planes.config import PlanesConfig, management_server_config, planes_prefix
 from tapestry.planes.credential_routes import credential_routes
 from tapestry.planes.endpoints import Endpoints, server_names
@@ -44,6 +44,7 @@ from tapestry.planes.management import (
     process_identity,
 )
 from tapestry.planes.open_plane import OpenPlane
+from tapestry.planes.own_processes import OwnProcesses, ParentListener, receive_connections, remove_own_leftovers
 from tapestry.planes.plane_folders import remove_leftovers
 from tapestry.planes.plane_keys import PlaneKeys
 from tapestry.planes.plane_listener import PlaneListener
@@ -61,6 +62,8 @@ log = logger(__name__)
 ADMIN_LIFETIME = timedelta(days=365)
 """Lifetime of the token in the kubeconfig of the management API; each start issues a new one."""
 
+LOOPBACK = "127.0.0.1"
+
 MountRoutes = Callable[[Routes], Mapping[str, MountedHandler]]
 """Return the handlers of the plain REST API, with the HTTP interfaces of these routes."""
 
@@ -77,6 +80,7 @@ class PlaneProcess:
     manager: Manager
     """Manager of the controller of planes, whose elector holds the Lease of this process."""
     processes: Processes
+    own_processes: OwnProcesses
     now: Callable[[], datetime]
 
     @property
@@ -100,10 +104,13 @@ async def run_planes(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     extension: Extension = no_extension,
     admission: BuildAdmission | None = None,
+    parent: ParentListener | None = None,
+    own_process_command: Sequence[str] = (),
 ) -> AsyncIterator[PlaneProcess]:
     """Hold planes for the duration of the context. Raises StorageError, ValueError or OSError if it cannot start.
 
-    `admission` is for the management API, and not for planes.
+    `admission` is for the management API, and not for planes. A process with a parent serves its plane at the address
+    of the parent. `own_process_command` runs such processes, if there is one; the file of their settings is added.
     """
     config = await with_denied_host_addresses(config, os.environ)
     names = PlaneNames(config.domain, tuple(server_names(config)))
@@ -115,9 +122,13 @@ async def run_planes(
             listener = PlaneListener(plane_set, plane_tls, group, now)
             address = parse_address(config.address)
             assert address is not None  # checked by the configuration
-            http_server = await listener.listen(address.host, address.port)
+            own_processes = OwnProcesses(config, own_process_command, names.plane_of, plane_set.has, group)
+            listens_at = (address.host, address.port) if parent is None else (LOOPBACK, 0)
+            http_server = await listener.listen(*listens_at, hand_over=own_processes.hand_over)
+            own_port = http_server.addresses[0][1]
             ports = PlanePorts(listener.listen, address.host, config.own_ports)
-            endpoints = Endpoints(config, names, http_server.addresses[0][1], plane_set, ports)
+            endpoints = Endpoints(config, names, parent.port if parent else own_port, plane_set, ports)
+            own_processes.port = own_port
             keys = PlaneKeys(plane_set, plane_tls.plane_context, now)
             routes = [kubeconfig_route(endpoints.endpoint, keys), *credential_routes(keys)]
             idle = group.create_task(IdlePlanes(plane_set, now).run(), name="idle-planes")
@@ -127,11 +138,14 @@ async def run_planes(
                     config, group_key, threads, extensions, now, plane_set.shares.management()
                 ) as opened:
                     plane_set.add_open(opened)
-                    write_kubeconfig(config, endpoints)
+                    write_kubeconfig(config, replace(endpoints, port=own_port))
                     management = client_of(opened.opened)
                     await remove_plane_leftovers(config, management)
                     cleanup = group.create_task(try_to_remove_etcd_leftovers(config, management), name="leftovers")
-                    process = plane_process(config, plane_set, opened.opened, endpoints, plane_tls, now)
+                    process = plane_process(config, plane_set, opened.opened, endpoints, plane_tls, own_processes, now)
+                    if parent is not None:
+                        adopt = partial(http_server.adopt, tls=plane_tls.listener_context())
+                        receive_connections(parent, adopt)
                     async with extension(process), run_controller(process, group_key):
                         log.info("planes process started", name=config.name, address=endpoints.base_url)
                         try:
@@ -139,6 +153,7 @@ async def run_planes(
                         finally:
                             idle.cancel()
                             cleanup.cancel()
+                            await own_processes.stop_all()
                             await plane_set.close_all()  # before the Lease of the process is released
             finally:
                 idle.cancel()
@@ -189,11 +204,12 @@ def plane_process(
     management: OpenServer,
     endpoints: Endpoints,
     tls: PlaneTls,
+    own_processes: OwnProcesses,
     now: Callable[[], datetime],
 ) -> PlaneProcess:
     manager = planes_manager(management, config, process_identity(config))
     processes = Processes(config.name, manager.elector, is_named_only=config.named_only)
-    return PlaneProcess(config, plane_set, management, endpoints, tls, manager, processes, now)
+    return PlaneProcess(config, plane_set, management, endpoints, tls, manager, processes, own_processes, now)
 
 
 @asynccontextmanager
@@ -223,6 +239,11 @@ async def run_controller(process: PlaneProcess, group_key: GroupKey | None) -> A
         process.plane_set.on_change(recheck)
 
     manager.register("plane-ports", install_ports)
+    if process.own_processes.command and manager.elector is not None and not config.named_only:
+        manager.register(
+            "own-processes",
+            lambda each: own_process_controller.install(each, process.processes, process.own_processes),
+        )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(manager.run(), name="planes")
         try:
@@ -236,6 +257,7 @@ async def remove_plane_leftovers(config: PlanesConfig, management: Client) -> No
     """Remove what a crash has left in the data folder. Folders without a record are reported."""
     known = {plane_id(each) for each in await management.list(PLANES)}
     leftovers = await asyncio.to_thread(remove_leftovers, config.planes_folder, known)
+    await asyncio.to_thread(remove_own_leftovers, config.folder, known)
     await asyncio.to_thread(remove_stale_folders, config.folder)
     if leftovers.unknown:
         log.warning("plane folders without a record", folder=config.planes_folder, names=leftovers.unknown)

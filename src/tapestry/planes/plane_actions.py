@@ -19,15 +19,18 @@ class Ownership(Enum):
     """Another process holds it, or is to take it."""
 
 
-def ownership(plane: Object, spec: PlaneSpec, process: str, *, is_candidate: bool) -> Ownership:
-    """Return the relation of `process` to a plane.
+def ownership(
+    plane: Object, wanted: str, process: str, *, is_candidate: bool, is_named_only: bool = False
+) -> Ownership:
+    """Return the relation of `process` to a plane, which the process `wanted` is to hold, or any if that is empty.
 
     `is_candidate` is true for the process that takes the plane if no process holds it and its record names none.
     """
     holder = value_at(plane, "status", "holder", default="")
     if holder == process:
-        return Ownership.HELD if spec.process in ("", process) or is_deleting(plane) else Ownership.TO_RELEASE
-    is_named = spec.process == process or (is_candidate and (not spec.process or is_deleting(plane)))
+        is_wanted = wanted == process or (not wanted and not is_named_only)
+        return Ownership.HELD if is_wanted or is_deleting(plane) else Ownership.TO_RELEASE
+    is_named = wanted == process or (is_candidate and (not wanted or is_deleting(plane)))
     return Ownership.CLAIMABLE if not holder and is_named else Ownership.OTHER
 
 

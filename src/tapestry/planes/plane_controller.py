@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tapestry.apis.keys import PLANE_FINALIZER
-from tapestry.apis.planes import PLANE, PLANES, PlaneSpec, plane_id
+from tapestry.apis.planes import PLANE, PLANES, PlaneSpec, own_process_name, plane_id, wanted_process
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.epochs import EpochFence, EpochLost
 from tapestry.apiserver.core.store import StorageError
@@ -42,7 +42,7 @@ class PlaneFailed(Exception):
     """Error if a plane cannot open. The controller tries again later."""
 
 
-BASIC_FIELDS = frozenset({"backend", "state", "suspendReason", "process"})
+BASIC_FIELDS = frozenset({"backend", "state", "suspendReason", "process", "ownProcess"})
 """Fields of the spec that are enough to suspend, release and delete a plane."""
 FAILURES = (PlaneFailed, StorageError, ValueError, OSError, ExceptionGroup)
 """Errors of the data and of the configuration of a plane."""
@@ -95,10 +95,12 @@ class PlaneReconciler:
         id = plane_id(plane)
         if self._ids.get(name, id) != id:  # the record was deleted and created again
             await self._close(name)
-        match ownership(plane, spec, self.config.name, is_candidate=self._is_candidate(plane, spec, id)):
+        wanted, is_candidate = self._wanted_process(plane, spec, id), self._is_candidate(plane, spec, id)
+        is_named_only = self.processes.is_named_only
+        match ownership(plane, wanted, self.config.name, is_candidate=is_candidate, is_named_only=is_named_only):
             case Ownership.OTHER:
                 await self._close(name)
-                return self._next_takeover(plane, spec, id)
+                return self._next_takeover(plane, wanted, id)
             case Ownership.TO_RELEASE:
                 await self._release(plane, spec, id)
                 return None
@@ -266,9 +268,22 @@ class PlaneReconciler:
         self._epochs.pop(id, None)
         self._later_epochs[id] = later
 
-    def _next_takeover(self, plane: Object, spec: PlaneSpec, id: str) -> Result | None:
+    def _wanted_process(self, plane: Object, spec: PlaneSpec, id: str) -> str:
+        """Return the process that is to hold a plane; empty if any may.
+
+        A plane stays where it is until its own process has started. A process without a group starts none.
+        """
+        wanted = wanted_process(plane, spec)
+        if wanted != own_process_name(id):
+            return wanted
+        if self.processes.elector is None:
+            return ""
+        is_waiting = holder_of(plane) == self.config.name != wanted and not self.processes.is_live(wanted)
+        return self.config.name if is_waiting else wanted
+
+    def _next_takeover(self, plane: Object, wanted: str, id: str) -> Result | None:
         """Return when the process that is to take an unheld plane is considered dead, unless its record names one."""
-        if (spec.process and not is_deleting(plane)) or holder_of(plane):
+        if (wanted and not is_deleting(plane)) or holder_of(plane):
             return None
         return Result(requeue_after=self.processes.seconds_until_expiry(id))
 
@@ -403,7 +418,7 @@ def install(
     controller = manager.controller("planes", reconciler.reconcile)
     controller.watch(planes, when=is_desired_state_changed)
     leases.on_change(processes.observe)
-    controller.watch(leases, lambda _: unheld_planes(planes), when=is_holder_changed)
+    controller.watch(leases, lambda _: waiting_planes(planes), when=is_holder_changed)
 
     def enqueue(entry: PlaneEntry) -> None:
         if name := reconciler.changed_record(entry):
@@ -419,5 +434,8 @@ def is_desired_state_changed(old: Object | None, new: Object | None) -> bool:
     return generation_changed(old, new) or uid_of(old) != uid_of(new) or holder_of(old) != holder_of(new)
 
 
-def unheld_planes(planes: Informer) -> Iterator[str]:
-    return (name_of(plane) for plane in planes.store.list() if not value_at(plane, "status", "holder"))
+def waiting_planes(planes: Informer) -> Iterator[str]:
+    """Yield the planes that a process may take or release when another one has joined or left."""
+    for plane in planes.store.list():
+        if not holder_of(plane) or value_at(plane, "spec", "ownProcess"):
+            yield name_of(plane)

@@ -21,7 +21,7 @@ from tapestry.apiserver.core.responses import status_response
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.apiserver.serving.http_handler import IDLE_SECONDS, Subject, credentials_with, send_response
-from tapestry.apiserver.serving.http_server import HttpServer
+from tapestry.apiserver.serving.http_server import HandOver, HttpServer
 from tapestry.kube.errors import ApiError, Unavailable
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.planes.plane_credentials import PlaneCredentials, unknown_plane_authenticator
@@ -68,9 +68,12 @@ class PlaneListener:
         self._credentials: WeakKeyDictionary[PlaneEntry, LoadedCredentials] = WeakKeyDictionary()
         self._authenticate_unknown = unknown_plane_authenticator(now)
 
-    async def listen(self, host: str, port: int, plane_id: str = "") -> HttpServer:
-        """Listen for all planes, or for one plane that has this port for itself. Raises OSError."""
-        http_server = HttpServer(self.handle, self._group, IDLE_SECONDS, self._connection_limiter)
+    async def listen(self, host: str, port: int, plane_id: str = "", hand_over: HandOver | None = None) -> HttpServer:
+        """Listen for all planes, or for one plane that has this port for itself. Raises OSError.
+
+        `hand_over` passes connections to other processes.
+        """
+        http_server = HttpServer(self.handle, self._group, IDLE_SECONDS, self._connection_limiter, hand_over)
         await http_server.start(host, port, self._tls.listener_context(plane_id))
         return http_server
 

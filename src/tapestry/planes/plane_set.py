@@ -119,6 +119,9 @@ class PlaneSet:
         entry = self._entries.get(plane_id)
         return entry.plane.syncer_transport() if entry is not None and entry.plane is not None else None
 
+    def has(self, plane_id: str) -> bool:
+        return plane_id in self._entries
+
     def restrict_to_syncer(self, plane_id: str, rule: SyncerRule | None) -> None:
         """Let only the syncer of a plane write its nodes, now and whenever the plane opens; None ends that.
 

@@ -47,7 +47,12 @@ class ObservedLease:
     """Monotonic time at which this version was observed first."""
     seconds: float
     """Time without a change after which its holder is considered dead."""
-    is_named_only: bool
+    holder: str
+    """Identity of the process, which it keeps when it restarts."""
+
+    @property
+    def is_named_only(self) -> bool:
+        return self.holder.endswith(NAMED_ONLY)
 
 
 @dataclass
@@ -75,8 +80,7 @@ class Processes:
             self._observed.pop(name, None)
         elif (known := self._observed.get(name)) is None or known.version != version_of(new):
             seconds = float(value_at(new, "spec", "leaseDurationSeconds", default=0))
-            is_named_only = holder_of(new).endswith(NAMED_ONLY)
-            self._observed[name] = ObservedLease(version_of(new), self.monotonic(), seconds, is_named_only)
+            self._observed[name] = ObservedLease(version_of(new), self.monotonic(), seconds, holder_of(new))
 
     def is_live(self, name: str) -> bool:
         """Return whether a process may still hold planes."""
@@ -99,9 +103,18 @@ class Processes:
         """Return whether this process is to take a plane that no process holds."""
         return candidate_for(plane_id, self.live()) == self.own_name
 
+    def identity_of(self, name: str) -> str:
+        """Return the identity of another live process; empty if it is not live."""
+        lease = self._observed.get(name)
+        return lease.holder if lease is not None and self.is_live(name) else ""
+
     def seconds_until_expiry(self, plane_id: str) -> float | None:
         """Return the seconds until the candidate for a plane is considered dead, unless it renews its Lease."""
-        lease = self._observed.get(candidate_for(plane_id, self.live()) or "")
+        return self.seconds_until_dead(candidate_for(plane_id, self.live()) or "")
+
+    def seconds_until_dead(self, name: str) -> float | None:
+        """Return the seconds until another process is considered dead, unless it renews its Lease."""
+        lease = self._observed.get(name)
         return max(0.0, lease.since + lease.seconds - self.monotonic()) if lease is not None else None
 
 

@@ -18,6 +18,7 @@ from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection, ManagerConfig, Metrics, Probes
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.planes.app import PlaneProcess, client_of
+from tapestry.planes.config import PlanesConfig
 from tapestry.planes.management import apply_definition, process_identity
 from tapestry.vclusters import operation_sweeper, orchestrator, snapshot_sweeper
 from tapestry.vclusters.engines.native import NativeEngine, vcluster_keys
@@ -67,14 +68,15 @@ def vclusters_manager(process: PlaneProcess) -> Manager:
     )
 
 
-def provided(*, is_compatible: bool) -> Provided:
+def provided(config: PlanesConfig, *, is_compatible: bool) -> Provided:
     """Return what this installation provides. A compatible one maps what the published contract has and it has not."""
-    return Provided(published_api().version.removeprefix("v"), is_compatible)
+    has_own_processes = config.backend == "etcd"
+    return Provided(published_api().version.removeprefix("v"), is_compatible, has_own_processes)
 
 
 def install(manager: Manager, process: PlaneProcess, files: SnapshotFiles, *, is_compatible: bool) -> None:
     backend = "etcd" if process.config.backend == "etcd" else "file"
-    features = provided(is_compatible=is_compatible)
+    features = provided(process.config, is_compatible=is_compatible)
     snapshots = SnapshotSteps(manager.client, files, features)
     engine = NativeEngine(manager.client, features, snapshots, backend)
     controller = orchestrator.install(manager, {"native": engine})

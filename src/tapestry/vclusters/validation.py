@@ -23,6 +23,8 @@ class Provided:
     """Version of planes, for example 1.34.3."""
     is_compatible: bool = False
     """Map what clients of the published contract request by default: an older version, and another distribution."""
+    has_own_processes: bool = False
+    """Planes can have processes of their own."""
 
 
 class Honored(NamedTuple):
@@ -75,6 +77,17 @@ def distribution(requested: str, provided: Provided) -> Treatment:
     return Rejected("must be k8s: the native engine has no other distribution")
 
 
+def cpu_request(requested: str, provided: Provided) -> Treatment:
+    if not needs_own_process(requested):
+        return Mapped(ONLY_QUOTA)
+    return Honored() if provided.has_own_processes else Mapped(f"{ONLY_QUOTA}; a process of its own needs etcd")
+
+
+def needs_own_process(cpu_request: str) -> bool:
+    """Return whether a plane gets a process of its own: one that is shared has a core for all of its planes."""
+    return bool(cpu_request) and parse_quantity(cpu_request) >= parse_quantity(OWN_PROCESS_CPU)
+
+
 def replicas(requested: int, _: Provided) -> Treatment:
     return Honored() if requested == 1 else Rejected("must be 1: one process holds a plane")
 
@@ -97,6 +110,8 @@ def is_address(text: str) -> bool:
 
 MAX_NAMESERVERS = 2
 HOST_ADDRESSES = "the host cluster allocates the addresses of Services and pods"
+OWN_PROCESS_CPU = "1"
+"""CPU request from which a plane has a process of its own."""
 ONLY_QUOTA = "counts for the quota of the project only"
 NO_PLUGINS = "must be empty: the native engine has no plugins"
 NO_CERT_MANAGER = "must be empty: TLS ends at the plane"
@@ -114,7 +129,7 @@ NATIVE: Mapping[str, Treat] = {
     "operation": honored,
     "kubernetesVersion": version,
     "distro": distribution,
-    "resources.cpuRequest": mapped(ONLY_QUOTA),
+    "resources.cpuRequest": cpu_request,
     "resources.cpuLimit": honored,
     "resources.memoryRequest": mapped(ONLY_QUOTA),
     "resources.memoryLimit": mapped(f"{ONLY_QUOTA}; storage.persistenceSize limits the objects of a plane"),

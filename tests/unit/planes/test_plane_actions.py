@@ -31,18 +31,23 @@ def test_process_takes_only_free_planes_meant_for_it(
     holder: str, named: str, is_candidate: bool, expected: Ownership
 ) -> None:
     plane = new_plane(holder=holder) if holder else new_plane()
-    assert ownership(plane, PlaneSpec(process=named), "here", is_candidate=is_candidate) is expected
+    assert ownership(plane, named, "here", is_candidate=is_candidate) is expected
 
 
 def test_holder_deletes_a_plane_that_it_should_release() -> None:
     plane = new_plane(deleting=True, holder="here")
-    assert ownership(plane, PlaneSpec(process="there"), "here", is_candidate=False) is Ownership.HELD
+    assert ownership(plane, "there", "here", is_candidate=False) is Ownership.HELD
+
+
+@pytest.mark.parametrize(("named", "expected"), [("", Ownership.TO_RELEASE), ("here", Ownership.HELD)])
+def test_process_for_named_planes_releases_others(named: str, expected: Ownership) -> None:
+    plane = new_plane(holder="here")
+    assert ownership(plane, named, "here", is_candidate=False, is_named_only=True) is expected
 
 
 @pytest.mark.parametrize(("is_candidate", "expected"), [(True, Ownership.CLAIMABLE), (False, Ownership.OTHER)])
 def test_candidate_deletes_plane_released_for_another_process(is_candidate: bool, expected: Ownership) -> None:
-    spec = PlaneSpec(process="apiserver")
-    assert ownership(new_plane(deleting=True), spec, "here", is_candidate=is_candidate) is expected
+    assert ownership(new_plane(deleting=True), "apiserver", "here", is_candidate=is_candidate) is expected
 
 
 @pytest.mark.parametrize("state", [None, *PlaneState])

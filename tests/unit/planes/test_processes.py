@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apis.planes import PLANES, plane_id
+from tapestry.apis.planes import PLANES, own_process_name, plane_id
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.controller import Manager
@@ -304,3 +304,22 @@ async def test_named_only_process_holds_only_planes_that_name_it() -> None:
         await client.patch(PLANES, moved, {"spec": {"process": "a"}})
         await wait_until(lambda: not b.open_planes)
         await wait_until(lambda: plane_id(planes[0]) in a.open_planes)
+
+
+@in_virtual_time
+async def test_plane_waits_for_its_own_process() -> None:
+    api = new_api()
+    client = Client(api)
+    async with running(Process(api, "a")) as a:
+        [plane] = await create_planes(client, 1, backend="etcd")
+        id, name = plane_id(plane), own_process_name(plane_id(plane))
+        await wait_until(lambda: a.open_planes == {id})
+        await client.patch(PLANES, object_named("p0"), {"spec": {"ownProcess": True}})
+        await asyncio.sleep(60)
+        assert a.open_planes == {id}, "no such process has started"
+        async with running(Process(api, name, is_named_only=True)) as own:
+            await wait_until(lambda: own.open_planes == {id})
+            assert not a.open_planes
+            await client.patch(PLANES, object_named("p0"), {"spec": {"ownProcess": False}})
+            await wait_until(lambda: a.open_planes == {id})
+            assert not own.open_planes

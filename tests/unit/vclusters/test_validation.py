@@ -26,7 +26,7 @@ from tapestry.vclusters.validation import (
 
 PROVIDED = Provided("1.34.3")
 COMPATIBLE = Provided("1.34.3", is_compatible=True)
-EXAMPLES: dict[str, Any] = {"kubernetesVersion": "1.34", "distro": "k8s", "replicas": 1}
+EXAMPLES: dict[str, Any] = {"kubernetesVersion": "1.34", "distro": "k8s", "replicas": 1, "resources.cpuRequest": "1"}
 DEMO: Object = {
     "kubernetesVersion": "1.28.0",
     "distro": "k3s",
@@ -140,3 +140,19 @@ def test_immutable_fields_are_named() -> None:
 def test_defaults_change_nothing_immutable() -> None:
     assert immutable_changes({}, {"engine": "native", "storage": {"enablePersistence": True}}) == []
     check_update({"replicas": 1}, {"replicas": 2})
+
+
+@pytest.mark.parametrize(
+    ("requested", "has_own_processes", "mapped"),
+    [
+        ("999m", True, "counts for the quota of the project only"),
+        ("1", True, ""),
+        ("1500m", True, ""),
+        ("1", False, "counts for the quota of the project only; a process of its own needs etcd"),
+        ("100m", False, "counts for the quota of the project only"),
+    ],
+)
+def test_whole_cpu_requests_a_process(requested: str, mapped: str, *, has_own_processes: bool) -> None:
+    provided = Provided("1.34.3", has_own_processes=has_own_processes)
+    report = treat_spec({"resources": {"cpuRequest": requested}}, provided)
+    assert [each.description for each in report.mapped] == ([mapped] if mapped else [])

@@ -5,7 +5,7 @@ import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -22,6 +22,9 @@ MAX_STARTED_HANDSHAKES = 2
 """Handshakes that start in one iteration of the event loop. Each takes almost a millisecond."""
 SHUTDOWN_SECONDS = 1.0
 BACKLOG = 1024
+
+HandOver = Callable[[socket.socket], Awaitable[bool]]
+"""Pass an accepted connection, of which nothing was read, to another process. Return whether that was done."""
 
 
 class HandshakeTurns:
@@ -74,19 +77,23 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.peer = peer[0] if isinstance(peer, tuple) else ""
         try:
             duplicate = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         except OSError:  # too many open files, or the client has disconnected
             duplicate = None
         transport.abort()
-        if duplicate is None:
-            return
+        if duplicate is not None:
+            self.start(duplicate)
+
+    def start(self, client: socket.socket) -> None:
+        """Start the handshake on a socket, which this connection owns from now on."""
         if self._http_server.is_stopped:
-            duplicate.close()
+            client.close()
             return
-        self._pending_socket = duplicate
+        with suppress(OSError):  # the client has disconnected
+            peer = client.getpeername()
+            self.peer = peer[0] if isinstance(peer, tuple) else ""
+        self._pending_socket = client
         self._http_server.handshakes.add(self)
         self._task = self._http_server.group.create_task(self._run_handshake())
         self._http_server.connection_limiter.add(self)
@@ -108,9 +115,15 @@ class Handshake(asyncio.Protocol):
 
     async def _run_handshake(self) -> None:
         await self._http_server.handshake_turns.wait()
-        client, self._pending_socket = self._pending_socket, None
+        client, hand_over = self._pending_socket, self._http_server.hand_over
         assert client is not None
         try:
+            if hand_over is not None:
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    is_handed_over = await hand_over(client)
+                if is_handed_over:
+                    return
+            self._pending_socket = None
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: HttpConnection(self._http_server, self.finish),
                 client,
@@ -122,6 +135,9 @@ class Handshake(asyncio.Protocol):
         except Exception:
             log.exception("TLS handshake failed")  # caught here, because all handshakes share one task group
         finally:
+            if self._pending_socket is not None:
+                self._pending_socket.close()
+                self._pending_socket = None
             self.finish()
 
 
@@ -129,6 +145,7 @@ class Handshake(asyncio.Protocol):
 class HttpServer(Listener):
     """A listening socket and its connections."""
 
+    hand_over: HandOver | None = None
     handshakes: set[Handshake] = field(default_factory=set, init=False)
     handshake_turns: HandshakeTurns = field(default_factory=HandshakeTurns, init=False)
     _server: asyncio.Server | None = field(default=None, init=False)
@@ -141,6 +158,10 @@ class HttpServer(Listener):
         """Listen on a bound socket, which `stop` closes."""
         loop, made = asyncio.get_running_loop(), self._protocol_factory(tls)
         self._server = await loop.create_server(made, sock=bound, backlog=BACKLOG)
+
+    def adopt(self, client: socket.socket, tls: ssl.SSLContext) -> None:
+        """Serve a connection that another process has accepted."""
+        Handshake(self, tls).start(client)
 
     def _protocol_factory(self, tls: ssl.SSLContext | None) -> Callable[[], asyncio.BaseProtocol]:
         return lambda: HttpConnection(self) if tls is None else Handshake(self, tls)

@@ -11,7 +11,7 @@ from typing import Any
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.keys import PREFIX
-from tapestry.apis.planes import PLANES, plane_id
+from tapestry.apis.planes import PLANES, own_process_name, plane_id
 from tapestry.apis.projects import PROJECTS
 from tapestry.apis.vclusters import Journal, Phase, Verb
 from tapestry.client.client import Client
@@ -25,7 +25,7 @@ from tapestry.vclusters.engines import Observation, StepFailed, StepNotDone
 from tapestry.vclusters.engines.native_snapshots import Results, SnapshotSteps, is_new_cluster
 from tapestry.vclusters.placement import NoHostCapacity, choose_host
 from tapestry.vclusters.plans import Step
-from tapestry.vclusters.validation import Provided, mapped_message, treat_spec
+from tapestry.vclusters.validation import Provided, mapped_message, needs_own_process, treat_spec
 
 VCLUSTER_UID = PREFIX + "vcluster-uid"
 """Label of what belongs to a virtual cluster."""
@@ -153,6 +153,9 @@ class NativeEngine:
         plane = await self._installed(vcluster)
         if value_at(plane, "status", "phase") not in READY_PHASES:
             raise StepNotDone(f"the plane is not open: {value_at(plane, 'status', 'message', default='')}")
+        is_in_own = value_at(plane, "status", "holder") == own_process_name(plane_id(plane))
+        if is_in_own != value_at(plane, "spec", "ownProcess", default=False):
+            raise StepNotDone("the plane is moving to another process")
         binding = await self.client.find(CLUSTER_BINDINGS, name_of(plane))
         ready = find_condition(value_at(binding, "status", "conditions", default=[]), "Ready") if binding else None
         if binding is not None and (ready is None or ready["status"] != "True"):
@@ -252,6 +255,8 @@ class NativeEngine:
             limits["requestsInFlight"] = min(max(requests, 10), 10_000)
         is_persistent = value_at(spec, "storage", "enablePersistence", default=True)
         result: Object = {"backend": self.backend if is_persistent else "memory", "state": "Open", "suspendReason": ""}
+        cpus = value_at(spec, "resources", "cpuRequest", default="")
+        result["ownProcess"] = self.provided.has_own_processes and is_persistent and needs_own_process(cpus)
         return {**result, "limits": limits} if limits else result
 
     async def _ensure(self, resource: Resource, name: str, vcluster: Object, spec: Object) -> Object:
