@@ -103,13 +103,13 @@ LIFE = (
     Operation("delete", None, DELETION, {"deleteSnapshots": "true"}),
 )
 SHORT_LIFE: Mapping[str, tuple[str, ...]] = {
-    "create": ("Request", "after Install", "before WaitReady", "Recorded"),
-    "suspend-with-steps": ("Start", "after Snapshot", "before Stop", "Recorded"),
-    "resume-again": ("Answer", "before Start", "after WaitReady", "before ResumeWorkloads"),
-    "restore": ("after Preflight", "before Restore", "after Restore", "after Start"),
-    "delete": ("Start", "after Uninstall", "before DeleteSnapshots", "Recorded"),
+    "create": ("Request", "after Place", "after Install", "before WaitReady", "Recorded"),
+    "suspend-with-steps": ("Start", "after Snapshot", "after Drain", "before Stop", "Recorded"),
+    "resume-again": (),
+    "restore": ("Answer", "after SafetyCopy", "before Restore", "after Restore", "after Start"),
+    "delete": ("Start", "before Uninstall", "after Uninstall", "before DeleteSnapshots", "Recorded"),
 }
-"""Operations of the short test, and a boundary for each virtual cluster."""
+"""Operations of the short test, and a boundary of each virtual cluster at which the process is killed."""
 
 
 @dataclass
@@ -315,7 +315,7 @@ async def check_life(setting: Setting, boundaries: Mapping[str, Sequence[str]], 
 @pytest.mark.timeout(180)
 async def test_operations_survive_kills(tmp_path: Path) -> None:
     async with running(tmp_path) as setting:
-        await check_life(setting, SHORT_LIFE, 4, tmp_path)
+        await check_life(setting, SHORT_LIFE, 5, tmp_path)
     assert len(setting.hit) == 20
 
 

@@ -239,13 +239,14 @@ class VClusterService:
     async def delete(self, call: AdmittedCall) -> Message:
         request = call.request
         operation = self._operation(call, Verb.DELETE, arguments_of(request))
-        if find_vcluster(self.objects, request) is None:
+        try:
+            result = await self._operate(call, Verb.DELETE, {}, unchanged, operation)
+        except ServiceError as error:
             record = self._record_of(operation)
-            if record is None:
-                raise not_found("VCluster", request.name)
+            if error.code is not Code.NOT_FOUND or record is None:
+                raise
             started = value_at(record, "status", "startTime")
             return api.DeleteVClusterResponse(operation_id=operation["id"], delete_time=timestamp_of(started))
-        result = await self._operate(call, Verb.DELETE, {}, unchanged, operation)
         deleted = result["vcluster"].delete_time
         time = deleted if result["vcluster"].HasField("delete_time") else timestamp_of(self.now())
         return api.DeleteVClusterResponse(operation_id=result["operation_id"], delete_time=time)

@@ -77,7 +77,7 @@ class ServiceWorld:
 @asynccontextmanager
 async def service_world(folder: Path) -> AsyncIterator[ServiceWorld]:
     config = PlanesConfig(data=str(folder), name="here", address="127.0.0.1:0")
-    admission = service_admission(provided(is_compatible=False))
+    admission = service_admission(provided(config, is_compatible=False))
     async with (
         run_planes(config, lambda _: {}, extension=run_tenants, admission=admission) as process,
         run_vclusters(process),

@@ -134,3 +134,11 @@ async def test_cancel_and_invalid_requests(world: ServiceWorld) -> None:
     assert await world.reason("CreateVCluster", name="X_", namespace="shop") == "FIELD_INVALID"
     assert await world.reason("CreateVCluster", name="", namespace="shop") == "FIELD_INVALID"
     assert len(await world.client.list(VCLUSTERS)) == 1
+
+
+async def test_delete_repeated_until_its_end_is_one_operation(world: ServiceWorld) -> None:
+    await world.create(wait_for_ready=True)
+    ids = set()
+    while world.contract.vclusters.objects.get(VCLUSTERS, "shop", "blue") is not None:
+        ids.add((await world.call("DeleteVCluster", **NAMED, request_id="once")).operation_id)
+    assert len(ids) == 1
