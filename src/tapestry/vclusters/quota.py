@@ -35,7 +35,7 @@ class Charge(NamedTuple):
 
 def vcluster_charge(vcluster: Object) -> Charge:
     spec = vcluster.get("spec") or {}
-    is_running = not spec.get("suspended")
+    is_running = may_run(vcluster)
     amounts = {name: value_at(spec, *path) for name, path in AMOUNTS.items()}
     counted = {name: text for name, text in amounts.items() if is_running or name not in FREED_BY_SUSPEND}
     usage = {name: parse_quantity(text, name) for name, text in counted.items() if text}
@@ -46,6 +46,13 @@ def vcluster_charge(vcluster: Object) -> Charge:
         usage["concurrentOperations"] = ONE
     missing = frozenset(name for name, text in counted.items() if not text)
     return Charge(spec.get("project") or "", spec.get("owner") or "", ResourceList(usage), missing)
+
+
+def may_run(vcluster: Object) -> bool:
+    """Return whether a virtual cluster uses what a suspend frees. It does until it is suspended, or if that fails."""
+    status = vcluster.get("status") or {}
+    phase = value_at(status, "journal", "phaseFrom") or status.get("phase")
+    return phase != Phase.SUSPENDED or not value_at(vcluster, "spec", "suspended", default=False)
 
 
 def has_operation(vcluster: Object) -> bool:

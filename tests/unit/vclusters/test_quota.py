@@ -41,9 +41,22 @@ def test_usage_of_running_cluster() -> None:
     }
 
 
-def test_suspended_cluster_uses_only_storage() -> None:
-    usage = vcluster_charge(new_vcluster(suspended=True)).usage
-    assert usage.texts() == {"vclusters": "1", "storage": "5Gi"}
+@pytest.mark.parametrize(
+    ("is_freed", "status"),
+    [
+        (True, {"phase": "Suspended"}),
+        (True, {"phase": "Snapshotting", "journal": {"phaseFrom": "Suspended"}}),
+        (False, {"phase": "Suspending", "journal": {"phaseFrom": "Running"}}),
+        (False, {"phase": "Running"}),  # the suspend has failed
+        (False, {}),
+    ],
+)
+def test_suspended_cluster_uses_only_storage(is_freed: bool, status: Object) -> None:
+    usage = vcluster_charge({**new_vcluster(suspended=True), "status": status}).usage
+    assert usage.keys() >= {"vclusters", "storage"}
+    freed = {"runningVclusters", "cpuRequests", "cpuLimits", "memoryRequests", "memoryLimits"}
+    assert usage.keys() & freed == (set() if is_freed else freed)
+    assert "runningVclusters" in vcluster_charge({**new_vcluster(), "status": status}).usage
 
 
 def test_create_over_a_limit_is_a_violation() -> None:
@@ -68,7 +81,7 @@ def test_other_projects_do_not_count() -> None:
 
 
 def test_resume_is_checked_again() -> None:
-    suspended, resumed = new_vcluster(suspended=True), new_vcluster()
+    suspended, resumed = {**new_vcluster(suspended=True), "status": {"phase": "Suspended"}}, new_vcluster()
     quota = new_quota(runningVclusters=1)
     assert texts(quota, [], suspended, resumed) == []
     assert texts(quota, [new_vcluster()], suspended, resumed) == [
