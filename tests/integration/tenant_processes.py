@@ -3,7 +3,14 @@
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+
+from tapestry.client.client import Client
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
+from tapestry.manager.join_steps import Cluster
+from tapestry.tenants.host_registration import AddedHost, HostPlan, add_host
 
 from .servers import TAPESTRY, ClusterProcess, PlanesProcess
 
@@ -41,3 +48,11 @@ def inventory(kubectl: Callable[..., str]) -> str:
     """Return all objects of a cluster with the label of tenants' objects."""
     kinds = ",".join(kubectl("api-resources", "--verbs=list,delete", "-o", "name").split())
     return kubectl("get", kinds, "-A", "-l", OF_TENANTS, "-o", "name")
+
+
+async def add_host_cluster(plan: HostPlan, management: Client, cluster: ClusterProcess) -> None:
+    """Add a host cluster as `tapestry host add` does."""
+    access = load_access([cluster.kubeconfig], environ={})
+    async with Client(HttpTransport(access)) as host:
+        added = AddedHost(Cluster("management", management, print), Cluster("host", host, print), access, HttpTransport)
+        await add_host(plan, added, datetime.now(UTC))

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,20 +14,17 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.client.client import Client
 from tapestry.client.discovery import served_resources
-from tapestry.client.http_transport import HttpTransport
-from tapestry.client.kubeconfig import load_access
 from tapestry.client.watch import Changes, ListPage, Watch, wait_for
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PODS, ROLE_BINDINGS, Resource
-from tapestry.manager.join_steps import Cluster
 from tapestry.tenants.host_clusters import HOSTS_NAMESPACE
-from tapestry.tenants.host_registration import AddedHost, HostPlan, add_host
+from tapestry.tenants.host_registration import HostPlan
 from tapestry.tenants.leftovers import record_name
 
 from .plane_clients import client_of, created_plane, plane_kubeconfig, together
 from .servers import ClusterProcess, PlanesProcess
-from .tenant_processes import OF_TENANTS
+from .tenant_processes import OF_TENANTS, add_host_cluster
 
 TIMEOUT = 30.0
 Until = Callable[[Object | None], bool]
@@ -100,12 +96,8 @@ async def running(folder: Path) -> AsyncIterator[Setting]:
     planes, cluster = PlanesProcess(folder / "planes"), ClusterProcess(folder / "host", "--nodes", "2")
     try:
         await together(asyncio.to_thread(each.start) for each in (planes, cluster))
-        access = load_access([cluster.kubeconfig], environ={})
-        async with client_of(planes.kubeconfig) as management, Client(HttpTransport(access)) as host:
-            clusters = AddedHost(
-                Cluster("management", management, print), Cluster("host", host, print), access, HttpTransport
-            )
-            await add_host(HostPlan("east", {"allowLoopback": True}), clusters, datetime.now(UTC))
+        async with client_of(planes.kubeconfig) as management, client_of(cluster.kubeconfig) as host:
+            await add_host_cluster(HostPlan("east", {"allowLoopback": True}), management, cluster)
             yield Setting(planes, cluster, management, host)
     finally:
         planes.kill()
