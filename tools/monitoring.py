@@ -270,6 +270,22 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel("Changes", ((largest("sum by (plane) (deriv(tapestry_plane_revision[5m]))"), "{{plane}}"),), "ops"),
+        Panel(
+            "Tenants with most DNS queries",
+            (
+                (largest(rate("tapestry_dns_queries_total", "plane")), "{{plane}}"),
+                (largest(rate("tapestry_dns_forwarded_total", "plane")), "{{plane}} forwarded"),
+            ),
+            "reqps",
+        ),
+        Panel(
+            "DNS queries that were limited or failed",
+            (
+                (largest(rate("tapestry_dns_limited_total", "plane")), "{{plane}} limited"),
+                (largest(rate("tapestry_dns_forwarding_failures_total", "plane")), "{{plane}} failed"),
+            ),
+            "reqps",
+        ),
     ),
     "Host clusters and tenants": (
         Panel("Reachable host clusters", (("max by (host) (tapestry_host_reachable)", "{{host}}"),)),

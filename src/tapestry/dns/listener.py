@@ -7,6 +7,7 @@ import asyncio
 import socket
 import struct
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tapestry.dns.messages import (
@@ -49,6 +50,18 @@ IPV4_DESTINATION = struct.Struct("@i4s4s")
 ANCILLARY_BYTES = socket.CMSG_SPACE(20)
 
 
+@dataclass(slots=True)
+class QueryCounts:
+    """Numbers of queries since the start of a listener."""
+
+    queries: int = 0
+    limited: int = 0
+    """Times that queries were not read, not answered, or a connection was closed, because of a limit."""
+    forwarded: int = 0
+    failed: int = 0
+    """Forwarded queries that no server has answered."""
+
+
 class DnsListener:
     """Sockets of one resolver."""
 
@@ -70,6 +83,7 @@ class DnsListener:
         self._connections: set[asyncio.StreamWriter] = set()
         self._resuming: asyncio.TimerHandle | None = None
         self.port = 0
+        self.counts = QueryCounts()
 
     async def start(self, host: str, port: int) -> None:
         """Listen on a port. Raises OSError."""
@@ -110,6 +124,7 @@ class DnsListener:
         """Answer some of the packets that have arrived."""
         available = self._available()
         if available <= 0:
+            self.counts.limited += 1
             for each in self._sockets:
                 self._loop.remove_reader(each)
             self._resuming = self._loop.call_later(BATCH / QUERIES_PER_SECOND, self._resume)
@@ -123,6 +138,7 @@ class DnsListener:
             except OSError:
                 continue
             self._queries -= 1
+            self.counts.queries += 1
             self._handle_packet(data, Peer(channel, source, ancillary))
 
     def _resume(self) -> None:
@@ -183,6 +199,7 @@ class DnsListener:
     def _wait(self, query: Query, forwarded: Forwarded, peer: "Peer") -> None:
         """Answer a query when other servers have answered. With too many such queries, clients have to repeat it."""
         if len(self._waiting) >= MAX_WAITING:
+            self.counts.limited += 1
             return
         self._queries -= FORWARDED_COST - 1
 
@@ -194,11 +211,13 @@ class DnsListener:
         task.add_done_callback(self._waiting.discard)
 
     async def _forwarded_response(self, query: Query, forwarded: Forwarded, limit: int) -> bytes:
+        self.counts.forwarded += 1
         try:
             answer = await self._resolver.forwarded_answer(query, forwarded)
         except Exception:  # no response of a server may stop the resolver
             log.exception("forwarded DNS query failed", cluster=self._resolver.client)
             answer = Answer(Code.SERVFAIL)
+        self.counts.failed += answer.code == Code.SERVFAIL
         return encode_response(query, answer, limit)
 
     # -- TCP
@@ -206,6 +225,7 @@ class DnsListener:
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         source = writer.get_extra_info("peername")
         is_busy = len(self._connections) >= MAX_CONNECTIONS or self._available() <= 0
+        self.counts.limited += is_busy
         if source is None or is_busy or not self._accepts(source[0]):
             writer.close()
             return
@@ -222,6 +242,7 @@ class DnsListener:
                         length = int.from_bytes(await reader.readexactly(2), "big")
                         if length > MAX_QUERY:
                             return
+                        self.counts.queries += 1
                         response = await self._tcp_response(await reader.readexactly(length))
                         if response is None:
                             return

@@ -29,6 +29,7 @@ from tapestry.planes.plane_ports import PortUse
 from tapestry.planes.plane_set import PlaneSet
 from tapestry.syncer.translate.pod_dns import CLUSTER_DOMAIN
 from tapestry.syncer.translate.services import SERVICE_NAME
+from tapestry.tenants.dns_metrics import COUNTS
 from tapestry.tenants.network_rules import PRIVATE, Destinations, forbidden_ranges, parsed_ranges
 
 DOMAIN = wire_name(CLUSTER_DOMAIN)
@@ -102,6 +103,7 @@ class TenantDns:
         )
         listener = DnsListener(resolver, self.group)
         await listener.start(host, port)
+        COUNTS[plane_id] = listener.counts
         return TenantListener(listener, partial(self.forget, plane_id))
 
     def names(self, plane_id: str) -> ClusterNames | None:
@@ -135,6 +137,7 @@ class TenantDns:
 
     def forget(self, plane_id: str) -> None:
         """Forget a plane that this process does not hold any more, or that is no tenant."""
+        COUNTS.pop(plane_id, None)
         self._names.pop(plane_id, None)
         self._rules.pop(plane_id, None)
         self.forwarder.forget(plane_id)

@@ -13,7 +13,7 @@ import pytest
 from tapestry.dns import listener as listeners
 from tapestry.dns.cluster_names import ClusterNames
 from tapestry.dns.forwarding import Forwarder, Server
-from tapestry.dns.listener import DnsListener
+from tapestry.dns.listener import DnsListener, QueryCounts
 from tapestry.dns.messages import (
     HEADER,
     TRUNCATED,
@@ -94,6 +94,15 @@ async def test_other_names_are_forwarded_and_cached() -> None:
         assert len(upstream.queries) == 1
         assert await ask(listener.port, f"out.default.svc.{DOMAIN}") == (Code.NOERROR, ["192.0.2.7"])
         assert await ask(listener.port, "missing.example.com") == (Code.NXDOMAIN, [])
+        assert listener.counts == QueryCounts(queries=4, forwarded=2)
+
+
+async def test_query_that_no_server_answers_has_failed() -> None:
+    async with running_upstream() as upstream:
+        pass
+    async with running(upstream) as listener:
+        assert await ask(listener.port, "example.com") == (Code.SERVFAIL, [])
+        assert listener.counts == QueryCounts(queries=1, forwarded=1, failed=1)
 
 
 async def test_large_answers_are_complete_over_tcp() -> None:
@@ -216,6 +225,8 @@ async def test_flood_is_limited_and_ends(monkeypatch: pytest.MonkeyPatch) -> Non
                     await loop.sock_recv(channel, 1000)
                     count += 1
             assert loop.time() - started > 0.1
+        assert listener.counts.limited > 0
+        assert listener.counts.queries < 100
 
 
 async def test_equal_queries_are_forwarded_once() -> None:

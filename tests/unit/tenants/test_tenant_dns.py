@@ -20,6 +20,7 @@ from tapestry.kube.objects import Object, name_of, object_named, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, NODES, PODS, SERVICES
 from tapestry.local.kubernetes import free_ports
 from tapestry.planes.plane_set import PlaneState
+from tapestry.tenants.dns_metrics import COUNTS
 from tapestry.tenants.tenant_dns import dns_rules
 
 from .running_tenants import TIMEOUT, HostWorld, host_world, run_pod
@@ -85,6 +86,7 @@ async def test_each_tenant_resolves_its_own_names(tmp_path: Path) -> None:
         for port in (first, second):
             assert await ask(port, "example.com") == (Code.NOERROR, ["192.0.2.7"])
         assert upstream.names() == {"example.com"}
+        assert {id: each.forwarded for id, each in COUNTS.items()} == {blue: 1, green: 1}
         await headless_service_has_addresses(world.tenant_client(blue), first)
         await twins_use_the_resolver(world, blue)
         await world.tenant_client(green).create(SERVICES, external_service("out"))
