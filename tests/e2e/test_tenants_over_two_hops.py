@@ -24,6 +24,7 @@ from tapestry.kube.resources import PODS
 from .chart_releases import PAGES, install_operator, new_page, uninstall
 from .clusters import Cluster, PhysicalCluster
 from .installation import client_of, running_installation, tapestry
+from .metrics_servers import aggregated_metrics
 from .tenants import Planes, Tenant, restricted_pod, running_planes
 
 MOUNT = "tapestry-leased"
@@ -113,6 +114,7 @@ async def test_tenant_runs_on_leased_nodes_until_reclaimed(
         try:
             await asyncio.to_thread(check_job, chain.tenant)
             await asyncio.to_thread(check_deployment, chain)
+            await asyncio.to_thread(check_top, chain, tmp_path)
             await asyncio.to_thread(check_webhooks, chain, tmp_path)
             await check_reclaim(chain)
             await asyncio.to_thread(check_return, chain)
@@ -153,6 +155,16 @@ def check_deployment(chain: Chain) -> None:
     services = find_condition(binding["status"]["conditions"], "ServicesSynced")
     assert services is not None
     assert (services["status"], services["reason"]) == ("False", "HostHasLeasedNodes")
+
+
+def check_top(chain: Chain, folder: Path) -> None:
+    """Check usage that is measured in the physical cluster, and read from the metrics API of each cluster above."""
+    first = min(chain.tenant.twins())
+    with (
+        aggregated_metrics(chain.physical, folder / "physical-metrics"),
+        aggregated_metrics(chain.compute, folder / "compute-metrics"),
+    ):
+        chain.tenant.streams().check_top(first, LEASED_NODE)
 
 
 def check_webhooks(chain: Chain, folder: Path) -> None:
