@@ -14,6 +14,7 @@ REFUSED = (403, 422)
 TENANT, PROCESS = "tenant account", "process account"
 CORE, OWN, VICTIM = "/api/v1/namespaces", "/api/v1/namespaces/<own-namespace>", "/api/v1/namespaces/<victim-namespace>"
 FOREIGN, SYSTEM = "/api/v1/namespaces/foreign", "/api/v1/namespaces/kube-system"
+NGINX = "nginx.ingress.kubernetes.io"
 RBAC, NETWORKING = "/apis/rbac.authorization.k8s.io/v1", "/apis/networking.k8s.io/v1"
 LABELS = {
     "tapestry.io/managed-by": "tapestry",
@@ -80,6 +81,21 @@ def ingress(
     return body
 
 
+def api_ingress(
+    host: str | None = "a.api.example.com",
+    service: str = "kubernetes",
+    annotations: Any = None,
+    labels: dict[str, str] = SETUP,
+    **spec: Any,
+) -> Any:
+    """Return an Ingress to the API of a plane, which the account of the process may write without other fields."""
+    path = {"path": "/", "pathType": "Prefix", "backend": {"service": {"name": service, "port": {"number": 443}}}}
+    rule = {"http": {"paths": [path]}, **({"host": host} if host is not None else {})}
+    body = labelled(labels, spec={"ingressClassName": "public", "rules": [rule], **spec})
+    body["metadata"]["annotations"] = annotations or {f"{NGINX}/ssl-passthrough": "true"}
+    return body
+
+
 def network_policy(**spec: Any) -> Any:
     return labelled(spec={"podSelector": SELECTOR, "policyTypes": ["Ingress", "Egress"], **spec})
 
@@ -106,6 +122,8 @@ PLAIN_OBJECTS = [
     (BUDGETS, budget()),
 ]
 """Objects that the account of a tenant may write."""
+PROCESS_OBJECTS = [(INGRESSES, api_ingress()), (INGRESSES, api_ingress(tls=[{"hosts": ["a.api.example.com"]}]))]
+"""Objects that the account of the process may write."""
 
 OTHER_KINDS = [
     of_tenant("an Ingress of the host of the owner", "POST", INGRESSES, ingress("shop.example.com")),
@@ -262,6 +280,19 @@ PROCESS_ACCOUNT = [
                labelled(SETUP, spec={"ports": [{"port": 80}], "selector": {"app": "shop"}})),
     of_process("a Service with external addresses", "POST", f"{OWN}/services",
                labelled(SETUP, spec={"ports": [{"port": 80}], "externalIPs": ["10.0.0.1"]})),
+    *(
+        of_process(name, "POST", INGRESSES, api_ingress(**fields))
+        for name, fields in {
+            "an Ingress to another Service": {"service": "shop"},
+            "an Ingress with a snippet": {"annotations": {f"{NGINX}/server-snippet": "return 200;"}},
+            "an Ingress with a setting in a value": {"annotations": {f"{NGINX}/backend-protocol": "HTTPS; x"}},
+            "an Ingress for all hosts": {"host": None},
+            "an Ingress with a default backend": {"defaultBackend": ingress_path("shop")["backend"]},
+            "an Ingress with certificates for other hosts": {"tls": [{"hosts": ["victim.example.com"]}]},
+            "an Ingress of the attacker": {"labels": LABELS},
+        }.items()
+    ),
+    of_process("an Ingress at the owner", "POST", f"{NETWORKING}/namespaces/foreign/ingresses", api_ingress()),
     of_process("an object of the victim at the attacker", "POST", f"{OWN}/services",
                labelled({**VICTIMS, "tapestry.io/tenant-setup": "true"}, spec={"ports": [{"port": 80}]})),
     of_process("remove the policies", "DELETE",

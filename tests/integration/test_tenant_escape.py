@@ -25,7 +25,7 @@ from .escape_checks import violations, wait_for_no_changes
 from .escape_dns import DNS_ATTEMPTS, learned_names
 from .escape_objects import ATTEMPTS, Attempt
 from .escape_requests import REFUSED, Refused
-from .escape_rights import PLAIN_OBJECTS, STOLEN, TENANT
+from .escape_rights import PLAIN_OBJECTS, PROCESS, PROCESS_OBJECTS, STOLEN, TENANT
 from .escaping_tenant import EscapingTenant, escaping_tenant
 
 AT_ONCE = 8
@@ -58,10 +58,11 @@ async def not_refused(tenant: EscapingTenant, requests: Iterable[Refused]) -> li
 
 
 async def allow_plain_objects(tenant: EscapingTenant) -> None:
-    """Check that a stolen token may write objects without what the attempts add to them."""
-    for path, body in PLAIN_OBJECTS:
-        status, text = await tenant.request("POST", f"{path}?dryRun=All", body, target=TENANT)
-        assert status == 201, f"{path}: {status}: {text[:300]}"
+    """Check that stolen tokens may write objects without what the attempts add to them."""
+    for target, objects in ((TENANT, PLAIN_OBJECTS), (PROCESS, PROCESS_OBJECTS)):
+        for path, body in objects:
+            status, text = await tenant.request("POST", f"{path}?dryRun=All", body, target=target)
+            assert status == 201, f"{path}: {status}: {text[:300]}"
 
 
 async def unexpected_answers(tenant: EscapingTenant, attempts: Iterable[Attempt]) -> list[str]:

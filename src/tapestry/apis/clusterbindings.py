@@ -260,6 +260,14 @@ class ClusterBindingSpec(ApiStruct):
         Meta(description="Hard limits of the tenant's namespace in the host cluster, as in a ResourceQuota."),
     ] = field(default_factory=dict)
     dns: TenantDns = TenantDns()
+    api_host: Annotated[
+        str,
+        Meta(
+            max_length=253,
+            description="Host name of an Ingress in the host cluster that leads to the API of the plane: NAME.DOMAIN"
+            " with `apiIngressDomain` of the HostCluster. Empty: there is none.",
+        ),
+    ] = ""
     default_storage_class: Annotated[
         str,
         Meta(

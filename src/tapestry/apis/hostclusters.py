@@ -73,6 +73,19 @@ class HostClusterSpec(ApiStruct):
             " isolated tenants that have Ingresses.",
         ),
     ] = ""
+    api_ingress_domain: Annotated[
+        str,
+        Meta(
+            max_length=190,
+            pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$",
+            description="Domain of Ingresses of the class `ingressClass` that lead to the APIs of planes: a host is"
+            " NAME.DOMAIN. Their controller has to pass TLS through. Empty: there are none.",
+        ),
+    ] = ""
+    api_ingress_annotations: Annotated[
+        dict[str, Annotated[str, Meta(max_length=16)]],
+        Meta(max_length=8, description="Annotations of these Ingresses by which the controller passes TLS through."),
+    ] = field(default_factory=dict)
     api_address: Annotated[
         Address, Meta(description="IP address at which pods of the host cluster reach the process of the planes.")
     ] = ""

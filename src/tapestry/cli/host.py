@@ -11,7 +11,7 @@ from tapestry.cli.cluster_access import FILE_PATH, open_client, physical_access,
 from tapestry.cli.help_text import command
 from tapestry.cli.join import offer_from_options, print_step
 from tapestry.cli.management_api import Connect, completer_of, with_management_api
-from tapestry.cli.service_access import run_with_service
+from tapestry.cli.service_access import assignments, run_with_service
 from tapestry.cli.service_hosts import COMMANDS, list_hosts_of_service
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
@@ -38,6 +38,7 @@ SPEC_OPTIONS = {
     "ingress_class": "ingressClass",
     "ingress_domain": "ingressDomain",
     "ingress_namespace": "ingressNamespace",
+    "api_ingress_domain": "apiIngressDomain",
 }
 """Fields of the HostCluster by the options of `tapestry host add`."""
 
@@ -99,6 +100,17 @@ for each in COMMANDS:
     "--ingress-namespace", help="Namespace of the ingress controller, which connects from there to isolated tenants."
 )
 @click.option(
+    "--api-ingress-domain", help="Domain of the host names at which an ingress controller passes TLS to planes."
+)
+@click.option(
+    "--api-ingress-annotation",
+    multiple=True,
+    callback=assignments,
+    metavar="NAME=VALUE",
+    help="Annotation by which that controller passes TLS through, for example"
+    " nginx.ingress.kubernetes.io/ssl-passthrough=true. Repeatable.",
+)
+@click.option(
     "--priority-class",
     multiple=True,
     help="PriorityClass of the host cluster for priorities of tenants' pods. Repeatable, from the lowest one on.",
@@ -145,6 +157,8 @@ async def run_add(name: str, connect: Connect, options: dict[str, Any]) -> None:
     spec = {field: options[option] for option, field in SPEC_OPTIONS.items() if options[option] is not None}
     if options["storage_class"]:
         spec["storageClasses"] = [storage_class_from_option(each) for each in options["storage_class"]]
+    if options["api_ingress_annotation"]:
+        spec["apiIngressAnnotations"] = options["api_ingress_annotation"]
     if options["priority_class"]:
         spec["priorityRange"] = {"classes": list(options["priority_class"])}
     plan = HostPlan(

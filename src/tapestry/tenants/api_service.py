@@ -23,9 +23,10 @@ def is_address(text: str) -> bool:
     return "%" not in text  # a zone belongs to one machine
 
 
-def certificate_names(address: str) -> tuple[str, ...]:
-    """Return the names by which pods call the API of their plane; none if they have no address of it."""
-    return (*service_names(API_SERVICE, "default"), address) if address else ()
+def certificate_names(address: str, ingress_host: str = "") -> tuple[str, ...]:
+    """Return the names by which pods, and clients of its Ingress, call the API of a plane with a Service address."""
+    hosts = (ingress_host,) if ingress_host else ()
+    return (*service_names(API_SERVICE, "default"), address, *hosts) if address else ()
 
 
 def is_loopback(host: str) -> bool:

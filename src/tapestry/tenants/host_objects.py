@@ -1,5 +1,7 @@
 """Objects of a tenant in its host cluster: the namespace, its limits, its isolation, an account, and two Services.
 
+If the binding has a host name for the API of the plane, they include an Ingress that leads to one of the Services.
+
 All of them carry the owner labels of the binding. Those in the namespace also carry the label `tenant-setup`: the
 account of the tenant may not change these.
 """
@@ -18,6 +20,7 @@ from tapestry.kube.quantity import QuantityError, ResourceList
 from tapestry.kube.resources import (
     CLUSTER_ROLES,
     ENDPOINT_SLICES,
+    INGRESSES,
     LIMIT_RANGES,
     NETWORK_POLICIES,
     RESOURCE_QUOTAS,
@@ -26,6 +29,7 @@ from tapestry.kube.resources import (
     SERVICES,
     Resource,
 )
+from tapestry.tenants.api_ingress import PASSTHROUGH_ANNOTATIONS, api_ingress_faults, ingress_spec
 from tapestry.tenants.host_networks import named_policies
 from tapestry.tenants.network_rules import Destination, Destinations, forbidden_ranges, plane_endpoints
 from tapestry.tenants.tenant_binding import ISOLATION_LEVELS, KUBERNETES_PORT, ingress_suffix
@@ -144,6 +148,7 @@ def setup_objects(binding: Binding, facts: HostFacts) -> list[SetupObject]:
         *quota_objects(binding),
         *network_objects(binding, facts),
         *service_objects(binding, facts),
+        *ingress_objects(binding, facts),
         *account_objects(binding),
     ]
 
@@ -262,6 +267,19 @@ def routed_service(
     )
 
 
+def ingress_objects(binding: Binding, facts: HostFacts) -> Iterator[SetupObject]:
+    """Yield the Ingress that leads to the Service of the API, if the binding has a host name and there is a Service."""
+    if not binding.spec.api_host or binding.host is None:
+        return
+    for fault in api_ingress_faults(binding.host, binding.spec.api_host):
+        raise TenantSpecError(f"spec.apiHost: {fault.message}")
+    if facts.api_port is None:
+        return
+    annotations = {**dict.fromkeys(sorted(PASSTHROUGH_ANNOTATIONS)), **binding.host.api_ingress_annotations}
+    spec = ingress_spec(binding.spec.api_host, binding.host.ingress_class, API_SERVICE, KUBERNETES_PORT)
+    yield INGRESSES, {"metadata": {**metadata(binding, API_SERVICE), "annotations": annotations}, "spec": spec}
+
+
 # -- account
 
 
@@ -279,7 +297,7 @@ def account_objects(binding: Binding) -> Iterator[SetupObject]:
 
 
 SETUP_KINDS = (
-    *(RESOURCE_QUOTAS, LIMIT_RANGES, NETWORK_POLICIES, SERVICES, ENDPOINT_SLICES),
+    *(RESOURCE_QUOTAS, LIMIT_RANGES, NETWORK_POLICIES, SERVICES, ENDPOINT_SLICES, INGRESSES),
     *(SERVICE_ACCOUNTS, ROLE_BINDINGS),
 )
 """Kinds of `setup_objects`. What is not among these objects any more is deleted."""

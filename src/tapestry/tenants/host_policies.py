@@ -29,8 +29,9 @@ from tapestry.kube.resources import (
 )
 from tapestry.manager.admission_policies import annotation, cel, label, only_for, policy_with_binding, rule
 from tapestry.manager.volume_policies import POD_SOURCES
+from tapestry.tenants.api_ingress import PASSTHROUGH_ANNOTATIONS, SAFE_VALUE
 from tapestry.tenants.host_connection import SHARED_NAMESPACE
-from tapestry.tenants.host_objects import ACCOUNT, NAMESPACE_PREFIX
+from tapestry.tenants.host_objects import ACCOUNT, API_SERVICE, NAMESPACE_PREFIX
 from tapestry.tenants.host_rights import HOST_ACCOUNT
 from tapestry.tenants.sync.ingress_translation import MAX_PATHS, SAFE_PATH
 from tapestry.tenants.sync.network_policy_translation import MAX_PEERS
@@ -46,7 +47,10 @@ HOST_RESOURCES = {
     SERVICE_ACCOUNTS: ("serviceaccounts", "serviceaccounts/token"),
     **{
         kind: (kind.plural,)
-        for kind in (ROLE_BINDINGS, RESOURCE_QUOTAS, LIMIT_RANGES, NETWORK_POLICIES, SERVICES, ENDPOINT_SLICES)
+        for kind in (
+            *(ROLE_BINDINGS, RESOURCE_QUOTAS, LIMIT_RANGES, NETWORK_POLICIES),
+            *(SERVICES, ENDPOINT_SLICES, INGRESSES),
+        )
     },
 }
 TENANT_RESOURCES = {
@@ -90,6 +94,7 @@ def host_rules() -> Iterator[Object]:
     yield from namespace_rules()
     yield from setup_rules()
     yield from account_rules()
+    yield from api_ingress_rules()
     spec = "object.spec"
     yield rule(
         only_for(
@@ -161,6 +166,31 @@ def account_rules() -> Iterator[Object]:
             f"object == null || {role} && (!has(object.subjects) || object.subjects.all(each, {subject}))",
         ),
         f"the account of the planes may only bind ClusterRole {ACCOUNT} to the account of the same namespace",
+    )
+
+
+def api_ingress_rules() -> Iterator[Object]:
+    """Yield the rules for the Ingresses to the APIs of planes: one host each, and no settings but to pass TLS on."""
+    spec, kinds = "object.spec", [INGRESSES.plural]
+    own_service = f"has(path.backend.service) && path.backend.service.name == {cel(API_SERVICE)}"
+    own_rules = (
+        f"has({spec}.rules) && size({spec}.rules) == 1 && {spec}.rules.all(each, has(each.host)"
+        f" && has(each.http) && each.http.paths.all(path, {own_service}))"
+    )
+    own_hosts = f"{spec}.tls.all(each, has(each.hosts) && each.hosts.all(host, host == {spec}.rules[0].host))"
+    yield rule(
+        only_for(
+            kinds,
+            f"object == null || !has({spec}.defaultBackend) && {own_rules} && (!has({spec}.tls) || {own_hosts})",
+        ),
+        f"spec.rules: the account of the planes may only write Ingresses of one host to the Service {API_SERVICE}",
+    )
+    annotations, old = "object.metadata.annotations", "oldObject.metadata.annotations"
+    unchanged = f"oldObject != null && has({old}) && key in {old} && {old}[key] == {annotations}[key]"
+    safe = f"key in {cel(sorted(PASSTHROUGH_ANNOTATIONS))} && {annotations}[key].matches({cel(SAFE_VALUE)})"
+    yield rule(
+        only_for(kinds, f"object == null || !has({annotations}) || {annotations}.all(key, {safe} || {unchanged})"),
+        "metadata.annotations: the account of the planes may only let the ingress controller pass TLS through",
     )
 
 

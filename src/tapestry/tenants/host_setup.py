@@ -103,7 +103,10 @@ async def apply_object(
     client: Client, binding: Binding, resource: Resource, current: Object | None, desired: Object
 ) -> None:
     name, namespace = name_of(desired), desired["metadata"]["namespace"]
-    current = current or await client.find(resource, name, namespace)
+    try:
+        current = current or await client.find(resource, name, namespace)
+    except Forbidden as error:  # the host was added before the tenants could have this kind
+        raise HostSetupError(f"{error.message}; add the host again") from error
     if current is not None and not binding.owns(current):
         raise HostSetupError(f"{resource.kind} {namespace}/{name} of the host cluster is not ours; delete it there")
     if current is not None and must_be_replaced(resource, current, desired):

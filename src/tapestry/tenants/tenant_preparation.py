@@ -99,7 +99,8 @@ class Preparation:
             destinations(binding, facts),
             priority_classes(binding, facts),
         )
-        self.set_certificate_names(plane, certificate_names(prepared.api_address))  # before a pod has the address
+        names = certificate_names(prepared.api_address, binding.spec.api_host)
+        self.set_certificate_names(plane, names)  # before a pod has the address
         self._last[plane] = LastPreparation(inputs, now, prepared)
         return prepared
 

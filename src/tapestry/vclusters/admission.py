@@ -5,20 +5,22 @@ change of the desired state needs. It rejects what the engine cannot do, what th
 a quota. Only the orchestrator writes a status.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
+from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.keys import PREFIX, VCLUSTER_FINALIZER
-from tapestry.apis.projects import QUOTAS
+from tapestry.apis.projects import PROJECTS, QUOTAS
 from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
 from tapestry.apiserver.core.requests import AdmissionPlugin, CallOrigin, User, WriteRequest
 from tapestry.apiserver.core.store import Key, ObjectVersion, Store
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at, with_value
-from tapestry.kube.resources import NAMESPACES
+from tapestry.kube.resources import NAMESPACES, Resource
 from tapestry.vclusters.errors import (
     ServiceError,
     Violation,
@@ -33,6 +35,7 @@ from tapestry.vclusters.errors import (
 )
 from tapestry.vclusters.lifecycle import allowed_phases, may_wait, start_event
 from tapestry.vclusters.operations import operation_id
+from tapestry.vclusters.placement import Demand, check_host_fields, choose_host, demand_of, requested_hostname
 from tapestry.vclusters.quota import Charge, vcluster_charge, violations
 from tapestry.vclusters.validation import Provided, check_spec, check_update
 
@@ -40,6 +43,8 @@ PROJECT_ANNOTATION = PREFIX + "project"
 """Annotation of a namespace with the project that it belongs to."""
 NOT_DESIRED = frozenset({"operation", "project", "owner", "engine", "expireTime", "deletionProtection"})
 """Fields whose change needs no operation."""
+HOST_FIELDS = frozenset({"ingress"})
+"""Fields that the host cluster has to allow."""
 SCALED = frozenset({"resources", "replicas"})
 CARRIED = ("project", "owner", "engine")
 """Fields that a writer may leave out, and that do not change then."""
@@ -53,6 +58,14 @@ def allow_all(_: User, __: str, ___: str) -> None:
     """Allow every call that the authorizer of the management API allows."""
 
 
+class Known(NamedTuple):
+    """Usage of quotas and of host clusters by a revision of a virtual cluster."""
+
+    revision: int
+    charge: Charge
+    demand: Demand
+
+
 @dataclass
 class VClusterAdmission:
     """The steps of the admission plugin for virtual clusters."""
@@ -60,8 +73,7 @@ class VClusterAdmission:
     store: Store
     provided: Provided
     allow: Allow = allow_all
-    _charges: dict[Key, tuple[int, Charge]] = field(default_factory=dict)
-    """Charges of stored virtual clusters, by revision."""
+    _known: dict[Key, Known] = field(default_factory=dict)
 
     async def admit(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if request.origin is CallOrigin.CONTROLLER:
@@ -114,6 +126,8 @@ class VClusterAdmission:
         if spec["operation"]["verb"] not in (Verb.CREATE, Verb.RESTORE):
             raise field_invalid(Violation("spec.operation.verb", "must be Create or Restore for a new virtual cluster"))
         check_spec(spec, self.provided)
+        others = self._demands(Key(VCLUSTERS.name, request.target.namespace, name_of(new)))
+        choose_host(spec, self._objects(HOST_CLUSTERS), self._allowed_hosts(project), others)
         finalizers = [*value_at(new, "metadata", "finalizers", default=[])]
         if VCLUSTER_FINALIZER not in finalizers:
             finalizers.append(VCLUSTER_FINALIZER)
@@ -131,6 +145,7 @@ class VClusterAdmission:
         changed = {key for key in before.keys() | spec.keys() if before.get(key) != spec.get(key)}
         if desired := changed - NOT_DESIRED:
             check_spec(spec, self.provided)
+            self._check_hosts(request, old, spec, desired)
             if spec["operation"] == operation:
                 spec["operation"] = new_operation(verb_of(desired, spec), request.user, new)
         verb = Verb(spec["operation"]["verb"]) if spec["operation"] and spec["operation"] != operation else None
@@ -148,6 +163,27 @@ class VClusterAdmission:
         self._charge(request, old, result)
         return result
 
+    # -- host clusters
+
+    def _check_hosts(self, request: WriteRequest, old: Object, spec: Object, changed: set[str]) -> None:
+        """Reject a change that the host cluster does not allow."""
+        if not changed & HOST_FIELDS:
+            return
+        name = value_at(old, "status", "hostCluster", default="")
+        host = next((each for each in self._objects(HOST_CLUSTERS) if name_of(each) == name), None)
+        others = self._demands(Key(VCLUSTERS.name, request.target.namespace, name_of(old)))
+        check_host_fields(spec, host, others)
+
+    def _allowed_hosts(self, project: str) -> Collection[str]:
+        """Return the host clusters that a project may use; empty if it may use all."""
+        found = self.store.head(PROJECTS.name, "", project)
+        stored = msgspec.json.decode(found.raw) if found is not None else {}
+        allowed: list[str] = value_at(stored, "spec", "hostClusters", default=[])
+        return allowed
+
+    def _demands(self, besides: Key) -> list[Demand]:
+        return [self._known_of(each).demand for each in self.store.heads(VCLUSTERS.name) if each.key != besides]
+
     # -- project and quota
 
     def _project_of(self, namespace: str, *, besides: str = "") -> str:
@@ -156,7 +192,7 @@ class VClusterAdmission:
         if found is not None and (project := annotations_of(msgspec.json.decode(found.raw)).get(PROJECT_ANNOTATION)):
             return project
         heads = self.store.heads(VCLUSTERS.name, namespace)
-        return next((self._charge_of(each).project for each in heads if each.key.name != besides), "")
+        return next((self._known_of(each).charge.project for each in heads if each.key.name != besides), "")
 
     def _charge(self, request: WriteRequest, old: Object | None, new: Object) -> None:
         """Check the quota now, for its message, and again when the object is written."""
@@ -164,13 +200,14 @@ class VClusterAdmission:
         before, after = vcluster_charge(old) if old is not None else None, vcluster_charge(new)
         if exceeded := self._exceeded(key, before, after):
             raise quota_exceeded(after.project, exceeded)
-        request.claim = partial(self._is_free, key, before, after)
+        request.claim = partial(self._is_free, key, before, after, requested_hostname(new["spec"]))
 
-    def _is_free(self, key: Key, before: Charge | None, after: Charge) -> bool:
+    def _is_free(self, key: Key, before: Charge | None, after: Charge, hostname: str) -> bool:
         if before is None and not self._may_create_in(key.namespace):
             return False
         project = self._project_of(key.namespace, besides=key.name)
-        return project in ("", after.project) and not self._exceeded(key, before, after)
+        is_taken = bool(hostname) and any(each.hostname == hostname for each in self._demands(key))
+        return project in ("", after.project) and not is_taken and not self._exceeded(key, before, after)
 
     def _may_create_in(self, namespace: str) -> bool:
         """Return whether the next writer sees a namespace that is not being deleted."""
@@ -178,23 +215,25 @@ class VClusterAdmission:
         return found is not None and not is_deleting(msgspec.json.decode(found.raw))
 
     def _exceeded(self, key: Key, before: Charge | None, after: Charge) -> list[Violation]:
-        quotas = [each for each in self._quotas() if each["spec"]["project"] == after.project]
+        quotas = [each for each in self._objects(QUOTAS) if each["spec"]["project"] == after.project]
         if not quotas:
             return []
         heads = self.store.heads(VCLUSTERS.name)
-        if len(self._charges) > 2 * len(heads) + 100:
-            self._charges.clear()  # of virtual clusters that are gone
-        others = [self._charge_of(each) for each in heads if each.key != key]
+        if len(self._known) > 2 * len(heads) + 100:
+            self._known.clear()  # of virtual clusters that are gone
+        others = [self._known_of(each).charge for each in heads if each.key != key]
         return [each for quota in quotas for each in violations(quota, others, before, after)]
 
-    def _quotas(self) -> Iterator[Object]:
-        return (msgspec.json.decode(each.raw) for each in self.store.heads(QUOTAS.name))
+    def _objects(self, resource: Resource) -> Iterator[Object]:
+        return (msgspec.json.decode(each.raw) for each in self.store.heads(resource.name))
 
-    def _charge_of(self, version: ObjectVersion) -> Charge:
-        known = self._charges.get(version.key)
-        if known is None or known[0] != version.revision:
-            known = self._charges[version.key] = version.revision, vcluster_charge(msgspec.json.decode(version.raw))
-        return known[1]
+    def _known_of(self, version: ObjectVersion) -> Known:
+        known = self._known.get(version.key)
+        if known is None or known.revision != version.revision:
+            vcluster = msgspec.json.decode(version.raw)
+            known = Known(version.revision, vcluster_charge(vcluster), demand_of(vcluster))
+            self._known[version.key] = known
+        return known
 
 
 def vcluster_plugin(store: Store, provided: Provided, allow: Allow = allow_all) -> AdmissionPlugin:

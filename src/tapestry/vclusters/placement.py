@@ -1,33 +1,56 @@
-"""Placement of virtual clusters on host clusters."""
+"""Placement of virtual clusters on host clusters, by what they request and what the host clusters offer.
 
-from collections.abc import Collection, Iterable
+What is requested of a host cluster is the sum over the virtual clusters that are placed there. Nothing is reserved.
+"""
 
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from tapestry.apis.hostclusters import HOST_CLUSTER
 from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.crds import decode_spec
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
+from tapestry.tenants.api_ingress import api_ingress_faults
+from tapestry.vclusters.errors import Violation, field_unsupported, no_host_capacity
 
 
-class NoHostCapacity(Exception):
-    """No host cluster can take the virtual cluster. The message says what is wrong with each."""
+class Demand(NamedTuple):
+    """Usage of host clusters by a virtual cluster."""
+
+    hostname: str
+    """Host name of its Ingress; empty if it has none."""
 
 
-def choose_host(requested: str, hosts: Iterable[Object], allowed: Collection[str]) -> str:
+def demand_of(vcluster: Object) -> Demand:
+    return Demand(requested_hostname(vcluster["spec"]))
+
+
+def choose_host(spec: Object, hosts: Iterable[Object], allowed: Collection[str], others: Collection[Demand]) -> str:
     """Return the host cluster for a virtual cluster, or an empty name if there are no host clusters at all.
 
     It is the requested one, if any, else the one with the fewest tenants. `allowed` are those that the project may use;
-    empty means all.
+    empty means all. Raises ServiceError.
     """
+    requested = spec.get("hostCluster") or ""
     known = {name_of(each): each for each in hosts if not allowed or name_of(each) in allowed}
     if requested:
         known = {name: each for name, each in known.items() if name == requested}
         if not known:
-            raise NoHostCapacity(f"there is no host cluster {requested} for this project")
+            raise no_host_capacity(f"there is no host cluster {requested} for this project")
+    if not known:
+        if allowed:
+            raise no_host_capacity("the host clusters of the project do not exist")
+        check_host_fields(spec, None, others)
+        return ""
     problems = {name: text for name, each in known.items() if (text := problem_of(each))}
-    if candidates := [each for name, each in known.items() if name not in problems]:
-        return name_of(min(candidates, key=lambda each: (tenants_of(each), name_of(each))))
-    if problems or allowed:
-        described = (f"{name} {text}" for name, text in problems.items())
-        raise NoHostCapacity("; ".join(described) or "the host clusters of the project do not exist")
-    return ""
+    if len(problems) == len(known):
+        raise no_host_capacity("; ".join(f"{name} {text}" for name, text in problems.items()))
+    faults = {name: [*field_faults(spec, each, others)] for name, each in known.items() if name not in problems}
+    fitting = [known[name] for name, found in faults.items() if not found]
+    if not fitting:
+        raise field_unsupported(*dict.fromkeys(chain.from_iterable(faults.values())))
+    return name_of(min(fitting, key=lambda each: (tenants_of(each), name_of(each))))
 
 
 def tenants_of(host: Object) -> int:
@@ -43,3 +66,40 @@ def problem_of(host: Object) -> str:
         return "is not reachable"
     nodes = value_at(host, "status", "openNodes", default=value_at(host, "status", "nodes"))
     return "has no open nodes" if nodes == 0 else ""
+
+
+# -- fields that need a host cluster
+
+
+def check_host_fields(spec: Object, host: Object | None, others: Iterable[Demand]) -> None:
+    """Raise ServiceError if the host cluster of a virtual cluster, or the lack of one, does not allow a field."""
+    if faults := [*field_faults(spec, host, others)]:
+        raise field_unsupported(*faults)
+
+
+def field_faults(spec: Object, host: Object | None, others: Iterable[Demand]) -> Iterator[Violation]:
+    """Yield the fields of a spec that a host cluster does not allow."""
+    hostname = requested_hostname(spec)
+    if not hostname:
+        return
+    if host is None:
+        yield Violation("spec.ingress.enabled", "must be false: the virtual cluster has no host cluster")
+        return
+    ingress = spec["ingress"]
+    offer, given = decode_spec(HOST_CLUSTER, host), (ingress.get("ingressClass") or "", ingress.get("annotations"))
+    for field, message in api_ingress_faults(offer, hostname, *given):
+        yield Violation(f"spec.ingress.{field}", message)
+    if any(each.hostname == hostname for each in others):
+        yield Violation("spec.ingress.hostname", "another virtual cluster has it")
+
+
+def requested_hostname(spec: Object) -> str:
+    """Return the host name of the Ingress that a spec requests; empty if it requests none."""
+    ingress = spec.get("ingress") or {}
+    return str(ingress.get("hostname") or "") if ingress.get("enabled") else ""
+
+
+def ingress_url(spec: Object) -> str:
+    """Return the URL of the Ingress that a spec requests; empty if it requests none."""
+    hostname = requested_hostname(spec)
+    return f"https://{hostname}" if hostname else ""

@@ -227,9 +227,11 @@ class VClusterService:
             return api.RestoreVClusterResponse(**await self._operate(call, Verb.RESTORE, arguments, unchanged))
         if not request.new_name:
             raise field_invalid(Violation("newName", "a new virtual cluster needs a name"))
-        spec = {
-            key: value for key, value in found_vcluster(self.objects, request)["spec"].items() if key in DESIRED_FIELDS
-        }
+        before, carried = (
+            found_vcluster(self.objects, request)["spec"],
+            DESIRED_FIELDS - {"ingress"},
+        )  # its host name is unique
+        spec = {key: value for key, value in before.items() if key in carried}
         operation = self._operation(call, Verb.RESTORE, arguments)
         namespace = request.new_namespace or request.namespace
         vcluster = await self._create(call, namespace, request.new_name, {"spec": spec}, operation)

@@ -115,7 +115,6 @@ OWN_PROCESS_CPU = "1"
 ONLY_QUOTA = "counts for the quota of the project only"
 NO_PLUGINS = "must be empty: the native engine has no plugins"
 NO_CERT_MANAGER = "must be empty: TLS ends at the plane"
-NO_INGRESS = "must be false: the native engine creates no Ingress; clients use the address of the plane"
 NO_ACCOUNT = "must be empty: pods have the account default of their namespace in the host cluster, without rights"
 
 NATIVE: Mapping[str, Treat] = {
@@ -156,7 +155,7 @@ NATIVE: Mapping[str, Treat] = {
     "sync.syncNetworkPolicies": honored,
     "sync.syncPodDisruptionBudgets": honored,
     "sync.customResources": rejected("must be empty: custom resources are not synced"),
-    "ingress.enabled": rejected(NO_INGRESS),
+    "ingress.enabled": honored,
     "ingress.ingressClass": honored,
     "ingress.hostname": honored,
     "ingress.annotations": honored,
@@ -212,6 +211,9 @@ def spec_faults(spec: Object) -> Iterator[Violation]:
     for request, limit in SIZE_LIMITS:
         if resources.get(request) and resources.get(limit) and is_more(resources[request], resources[limit]):
             yield Violation(f"spec.resources.{request}", f"must not be more than {limit} ({resources[limit]})")
+    ingress = spec.get("ingress") or {}
+    if ingress.get("enabled") and not ingress.get("hostname"):
+        yield Violation("spec.ingress.hostname", "must be set, because ingress.enabled is true")
 
 
 def is_more(amount: str, other: str) -> bool:

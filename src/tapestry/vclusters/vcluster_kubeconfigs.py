@@ -2,7 +2,7 @@
 
 import base64
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import yaml
@@ -23,6 +23,7 @@ from tapestry.planes.plane_listener import woken
 from tapestry.planes.plane_set import PlaneSet
 from tapestry.vclusters.access.roles import KUBECONFIG_ROLES, Caller
 from tapestry.vclusters.errors import permission_denied, precondition_failed
+from tapestry.vclusters.placement import ingress_url
 from tapestry.vclusters.stored_objects import StoredObjects
 
 RBAC = "rbac.authorization.k8s.io"
@@ -70,6 +71,8 @@ class VClusterKubeconfigs:
         user = access.user
         token, text = await self.keys.issue_token(access.plane_id, user.name, user.groups, lifetime)
         endpoint = self.endpoints.endpoint(access.plane_id)
+        if url := ingress_url(vcluster["spec"]):
+            endpoint = replace(endpoint, server=url, tls_server_name="")
         document = plane_kubeconfig(name_of(vcluster), endpoint, {"token": text})
         return Kubeconfig(yaml.safe_dump(document, sort_keys=False), endpoint.server, token.expires)
 

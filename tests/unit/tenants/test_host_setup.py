@@ -1,5 +1,6 @@
 """Setup of tenants in a host cluster, and its removal."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from tapestry.apis.hostclusters import HostClusterSpec, OfferedStorageClass, Pri
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of
-from tapestry.kube.resources import NAMESPACES, NETWORK_POLICIES, RESOURCE_QUOTAS, SERVICES
+from tapestry.kube.resources import INGRESSES, NAMESPACES, NETWORK_POLICIES, RESOURCE_QUOTAS, SERVICES
 from tapestry.tenants.host_objects import (
     API_SERVICE,
     DEFAULT_COUNTS,
@@ -26,12 +27,25 @@ from tapestry.tenants.host_setup import HostSetupError, apply_tenant, remove_ten
 
 from .tenant_bindings import tenant_binding
 
+PASSTHROUGH = {"nginx.ingress.kubernetes.io/ssl-passthrough": "true"}
 FACTS = HostFacts(api_servers=("192.0.2.1",), api_port=20001, dns_port=20002)
 
 
 def host_cluster() -> tuple[InProcessApi, Client]:
     api = InProcessApi([NAMESPACES, *SETUP_KINDS], now=running_clock().now)
     return api, Client(api.connect())
+
+
+def with_api_ingress(binding: Binding, annotations: Mapping[str, str] | None = None) -> Binding:
+    """Return a binding whose HostCluster has Ingresses to planes."""
+    assert binding.host is not None
+    offer = structs.replace(
+        binding.host,
+        ingress_class="nginx",
+        api_ingress_domain="api.example.com",
+        api_ingress_annotations=dict(annotations or {}),
+    )
+    return replace(binding, host=offer)
 
 
 def versions(api: InProcessApi) -> list[str]:
@@ -41,7 +55,7 @@ def versions(api: InProcessApi) -> list[str]:
 @in_virtual_time
 async def test_setup_creates_labelled_objects() -> None:
     api, client = host_cluster()
-    binding = tenant_binding(quota={"cpu": "2"})
+    binding = with_api_ingress(tenant_binding(quota={"cpu": "2"}, apiHost="blue.api.example.com"))
     namespace = await apply_tenant(client, binding, FACTS)
     assert namespace == host_namespace(binding)
     found = [each for each in api.dump() if namespace in (name_of(each), each["metadata"].get("namespace"))]
@@ -169,3 +183,26 @@ async def test_removal_spares_other_tenants() -> None:
     names = {name_of(each) for each in await client.list(NAMESPACES) if "deletionTimestamp" not in each["metadata"]}
     assert remaining in names
     assert host_namespace(mine) not in names
+
+
+@in_virtual_time
+async def test_ingress_to_the_api_follows_the_binding() -> None:
+    _, client = host_cluster()
+    binding = with_api_ingress(tenant_binding(apiHost="blue.api.example.com"), PASSTHROUGH)
+    namespace = await apply_tenant(client, binding, FACTS)
+    [ingress] = await client.list(INGRESSES, namespace)
+    assert annotations_of(ingress) == PASSTHROUGH
+    [rule] = ingress["spec"]["rules"]
+    assert rule["host"] == binding.spec.api_host
+    assert rule["http"]["paths"][0]["backend"]["service"]["name"] == API_SERVICE
+    await apply_tenant(client, with_api_ingress(binding), FACTS)
+    assert annotations_of((await client.list(INGRESSES, namespace))[0]) == {}
+    await apply_tenant(client, with_api_ingress(tenant_binding()), FACTS)
+    assert await client.list(INGRESSES, namespace) == []
+
+
+@in_virtual_time
+async def test_host_name_that_the_host_does_not_allow_is_rejected() -> None:
+    _, client = host_cluster()
+    with pytest.raises(TenantSpecError, match=r"spec\.apiHost: the HostCluster has no Ingresses"):
+        await apply_tenant(client, tenant_binding(apiHost="blue.api.example.com"), FACTS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.keys import VCLUSTER_FINALIZER
 from tapestry.apis.projects import QUOTAS
 from tapestry.apis.vclusters import VCLUSTERS, Verb
@@ -17,6 +18,7 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER, MASTERS_GROUP, CallOrigin, User
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.kube.conditions import new_condition
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import NAMESPACES
@@ -131,6 +133,44 @@ async def test_concurrent_creates_never_exceed_quota(management: Management) -> 
             group.create_task(attempt(number))
     assert len(await management.client().list(VCLUSTERS)) == 3
     assert len([each for each in reasons if each.startswith("QUOTA_EXCEEDED")]) == 17
+
+
+async def add_host(management: Management, name: str = "east", **status: Any) -> None:
+    """Add a reachable host cluster with Ingresses to planes."""
+    offer = {"ingressClass": "nginx", "apiIngressDomain": "api.example.com", "apiAddress": "192.0.2.10"}
+    spec = {"secretRef": {"name": name, "namespace": "tapestry-hosts"}, **offer}
+    created = await management.orchestrator.create(HOST_CLUSTERS, {**object_named(name), "spec": spec})
+    reachable = {**new_condition("Reachable", True, "Reachable"), "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    status = {"conditions": [reachable], **status}
+    await management.orchestrator.patch(HOST_CLUSTERS, created, {"status": status}, subresource="status")
+
+
+async def test_host_name_of_an_ingress_is_unique(management: Management) -> None:
+    await add_host(management)
+    ingress = {"enabled": True, "hostname": "blue.api.example.com"}
+    messages: list[str] = []
+
+    async def attempt(number: int) -> None:
+        try:
+            await management.create(f"v{number}", ingress=ingress)
+        except ApiError as error:
+            messages.append(error.message)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(5):
+            group.create_task(attempt(number))
+    assert len(await management.client().list(VCLUSTERS)) == 1
+    assert {"spec.ingress.hostname" in each for each in messages} == {True}
+
+
+async def test_ingress_needs_a_host_cluster(management: Management) -> None:
+    ingress = {"enabled": True, "hostname": "blue.api.example.com"}
+    with pytest.raises(ApiError, match=r"FIELD_UNSUPPORTED: spec\.ingress\.enabled"):
+        await management.create(ingress=ingress)
+    await management.create()
+    await management.run_operation()
+    with pytest.raises(ApiError, match=r"FIELD_UNSUPPORTED: spec\.ingress\.enabled"):
+        await management.update({"ingress": ingress})
 
 
 async def test_resume_is_checked_against_quota(management: Management) -> None:

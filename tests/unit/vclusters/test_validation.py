@@ -78,7 +78,7 @@ REJECTED = [
     ("spec.network.dns.nameservers", {"network": {"dns": {"nameservers": ["192.0.2.1", "192.0.2.2", "192.0.2.3"]}}}),
     ("spec.plugins", {"plugins": [{"name": "p"}]}),
     ("spec.helmValues", {"helmValues": "a: 1"}),
-    ("spec.ingress.enabled", {"ingress": {"enabled": True, "hostname": "api.example.com"}}),
+    ("spec.ingress.tls.secretName", {"ingress": {"tls": {"enabled": True, "secretName": "certificate"}}}),
     ("spec.serviceAccount.name", {"serviceAccount": {"name": "sa"}}),
     ("spec.serviceAccount.automountToken", {"serviceAccount": {"automountToken": True}}),
     ("spec.sync.customResources", {"sync": {"customResources": ["widgets"]}}),
@@ -119,6 +119,7 @@ def test_compatible_service_maps_what_the_demo_requests() -> None:
 INVALID = [
     ("spec.resources.cpuRequest", {"resources": {"cpuRequest": "2", "cpuLimit": "1500m"}}),
     ("spec.resources.memoryRequest", {"resources": {"memoryRequest": "2Gi", "memoryLimit": "1Gi"}}),
+    ("spec.ingress.hostname", {"ingress": {"enabled": True}}),
 ]
 
 

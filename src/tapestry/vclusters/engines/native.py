@@ -13,7 +13,7 @@ from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.keys import PREFIX
 from tapestry.apis.planes import PLANES, own_process_name, plane_id
 from tapestry.apis.projects import PROJECTS
-from tapestry.apis.vclusters import Journal, Phase, Verb
+from tapestry.apis.vclusters import VCLUSTERS, Journal, Phase, Verb
 from tapestry.client.client import Client
 from tapestry.controlplane.app import OPTIONAL_CONTROLLERS, WILDCARD
 from tapestry.kube.conditions import find_condition, new_condition
@@ -23,7 +23,8 @@ from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.resources import Resource
 from tapestry.vclusters.engines import Observation, StepFailed, StepNotDone
 from tapestry.vclusters.engines.native_snapshots import Results, SnapshotSteps, is_new_cluster
-from tapestry.vclusters.placement import NoHostCapacity, choose_host
+from tapestry.vclusters.errors import ServiceError
+from tapestry.vclusters.placement import choose_host, demand_of, ingress_url, requested_hostname
 from tapestry.vclusters.plans import Step
 from tapestry.vclusters.validation import Provided, mapped_message, needs_own_process, treat_spec
 
@@ -43,6 +44,15 @@ SYNC_FIELDS = {
     "syncNetworkPolicies": "networkPolicies",
     "syncPodDisruptionBudgets": "disruptionBudgets",
 }
+DNS_LISTS = ("nameservers", "searches", "options")
+UNSET: Object = {
+    "sync": dict.fromkeys(SYNC_FIELDS.values()),
+    "isolation": None,
+    "defaultStorageClass": None,
+    "dns": dict.fromkeys((*DNS_LISTS, "serviceIp")),
+    "apiHost": None,
+}
+"""Fields of a tenant binding that virtual clusters set, without values."""
 TENANT_CONTROLLERS = [WILDCARD, *OPTIONAL_CONTROLLERS]
 """Controllers of a plane whose pods run in a host cluster: all, as for `tapestry tenant create`."""
 CLOSED = {"state": "Suspended", "suspendReason": "the virtual cluster is suspended"}
@@ -122,11 +132,12 @@ class NativeEngine:
             return {"hostCluster": placed}
         project = await self.client.find(PROJECTS, value_at(vcluster, "spec", "project", default="") or "-")
         allowed = value_at(project or {}, "spec", "hostClusters", default=[])
-        requested = value_at(vcluster, "spec", "hostCluster", default="")
+        hosts = await self.client.list(HOST_CLUSTERS)
+        others = [each for each in await self.client.list(VCLUSTERS) if uid_of(each) != uid_of(vcluster)]
         try:
-            host = choose_host(requested, await self.client.list(HOST_CLUSTERS), allowed)
-        except NoHostCapacity as error:
-            raise StepFailed("NO_HOST_CAPACITY", str(error)) from error
+            host = choose_host(vcluster["spec"], hosts, allowed, [*map(demand_of, others)])
+        except ServiceError as error:
+            raise StepFailed(error.reason, error.message, error.code.name) from error
         return {"hostCluster": host} if host else NOTHING
 
     async def _install(self, vcluster: Object, journal: Journal) -> Results:
@@ -146,7 +157,8 @@ class NativeEngine:
         await self.client.converge(PLANES, plane, {**named(plane), "spec": without(spec, "backend")})
         binding = await self.client.find(CLUSTER_BINDINGS, name_of(plane))
         if binding is not None:
-            await self.client.converge(CLUSTER_BINDINGS, binding, {**named(binding), "spec": binding_spec(vcluster)})
+            desired = with_unset(binding_spec(vcluster))
+            await self.client.converge(CLUSTER_BINDINGS, binding, {**named(binding), "spec": desired})
         return NOTHING
 
     async def _wait_ready(self, vcluster: Object, _: Journal) -> Results:
@@ -157,10 +169,10 @@ class NativeEngine:
         if is_in_own != value_at(plane, "spec", "ownProcess", default=False):
             raise StepNotDone("the plane is moving to another process")
         binding = await self.client.find(CLUSTER_BINDINGS, name_of(plane))
-        ready = find_condition(value_at(binding, "status", "conditions", default=[]), "Ready") if binding else None
+        ready = current_ready(binding) if binding else None
         if binding is not None and (ready is None or ready["status"] != "True"):
             raise StepNotDone(f"the host cluster is not ready: {ready['message'] if ready is not None else ''}")
-        address = value_at(plane, "status", "address", default="")
+        address = ingress_url(vcluster["spec"]) or value_at(plane, "status", "address", default="")
         return {"apiServerEndpoint": address, "kubernetesVersion": self.provided.kubernetes_version}
 
     async def _stop(self, vcluster: Object, _: Journal) -> Results:
@@ -298,6 +310,13 @@ def vcluster_keys(obj: Object) -> Iterable[str]:
     return (key,) if key else ()
 
 
+def current_ready(binding: Object) -> Object | None:
+    """Return the condition `Ready` of a binding, if it is about the present spec."""
+    ready = find_condition(value_at(binding, "status", "conditions", default=[]), "Ready")
+    is_current = ready is not None and ready.get("observedGeneration") == binding["metadata"].get("generation")
+    return ready if is_current else None
+
+
 def named(obj: Object) -> Object:
     return {"metadata": {"name": name_of(obj)}}
 
@@ -319,14 +338,24 @@ def binding_spec(vcluster: Object) -> Object:
         result["isolation"] = {"mode": mode}
     if storage_class := value_at(spec, "storage", "defaultStorageClass"):
         result["defaultStorageClass"] = storage_class
+    if hostname := requested_hostname(spec):
+        result["apiHost"] = hostname
     if dns := dns_settings(spec):
         result["dns"] = dns
     return result
 
 
+def with_unset(spec: Object) -> Object:
+    """Return the fields of a tenant binding, with None for those that a virtual cluster does not set any more."""
+    return {
+        name: {**value, **spec.get(name, {})} if isinstance(value, dict) else spec.get(name)
+        for name, value in UNSET.items()
+    }
+
+
 def dns_settings(spec: Object) -> Object:
     """Return the DNS settings of the pods of a virtual cluster; empty if it sets none."""
     given = value_at(spec, "network", "dns", default={})
-    settings = {name: given.get(name) for name in ("nameservers", "searches", "options")}
+    settings = {name: given.get(name) for name in DNS_LISTS}
     settings["serviceIp"] = value_at(spec, "network", "dnsServiceIp")
     return {name: value for name, value in settings.items() if value}

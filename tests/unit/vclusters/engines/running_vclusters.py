@@ -54,11 +54,13 @@ class Service:
         assert found is not None
         return found
 
+    async def plane(self, name: str = "v") -> Object:
+        vcluster = await self.world.management.get(VCLUSTERS, name, "default")
+        return await self.world.management.get(PLANES, native_name(vcluster))
+
     async def client(self, name: str = "v") -> Client:
         """Return a client of the plane of a virtual cluster."""
-        vcluster = await self.world.management.get(VCLUSTERS, name, "default")
-        plane = await self.world.management.get(PLANES, native_name(vcluster))
-        return self.world.tenant_client(plane_id(plane))
+        return self.world.tenant_client(plane_id(await self.plane(name)))
 
     async def delete(self) -> None:
         await self.world.management.delete(VCLUSTERS, NAMED)

@@ -1,5 +1,7 @@
 """Virtual clusters of the native engine: planes, and tenants of a host cluster with simulated nodes."""
 
+import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,15 +9,18 @@ from pathlib import Path
 import pytest
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.operations import OPERATIONS
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
+from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, name_of, object_named, value_at
-from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, PODS
+from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, INGRESSES, PODS
+from tapestry.local.kubernetes import free_ports
 from tapestry.vclusters.app import run_vclusters
-from tapestry.vclusters.engines.native import binding_spec, native_name
+from tapestry.vclusters.engines.native import binding_spec, native_name, with_unset
 
 from ...tenants.running_tenants import TIMEOUT, bare_world, host_world, pod_named, run_pod, wait_for_pod
 from .running_vclusters import NAMED, Service
@@ -117,8 +122,36 @@ async def test_workloads_of_a_cluster_with_host_run(hosted: Service) -> None:
     await hosted.delete()
 
 
+async def test_ingress_leads_to_the_plane_until_it_is_removed(tmp_path: Path) -> None:
+    port, hostname = free_ports(1)[0], "blue.api.example.com"
+    async with host_world(tmp_path, port_range=f"{port}-{port}") as world, run_vclusters(world.process):
+        hosted = Service(world)
+        offer = {"apiAddress": "192.0.2.10", "ingressClass": "nginx", "apiIngressDomain": "api.example.com"}
+        await world.management.patch(HOST_CLUSTERS, object_named("east"), {"spec": offer})
+        found = await hosted.create(ingress={"enabled": True, "hostname": hostname})
+        assert found["status"]["apiServerEndpoint"] == f"https://{hostname}"
+        [ingress] = await world.host.client.list(INGRESSES)
+        assert ingress["spec"]["rules"][0]["host"] == hostname
+        authority = CertificateAuthority(tmp_path / "planes" / "planes" / plane_id(await hosted.plane()) / "pki")
+        context = ssl.create_default_context(cadata=authority.certificate_pem())
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=hostname)
+        writer.close()
+        await world.management.patch(VCLUSTERS, NAMED, {"spec": {"ingress": None}})
+        found = await hosted.request(Verb.UPDATE, Phase.RUNNING)
+        assert found["status"]["apiServerEndpoint"] == value_at(await hosted.plane(), "status", "address")
+        assert await world.host.client.list(INGRESSES) == []
+        await hosted.delete()
+        assert await hosted.leftovers() == []
+
+
 async def client_pods(service: Service) -> list[Object]:
     return list(await service.world.host.client.list(PODS))
+
+
+def test_fields_that_are_not_requested_any_more_are_removed() -> None:
+    spec = with_unset(binding_spec({"spec": {"network": {"dnsServiceIp": "10.96.0.10"}, "sync": {"syncNodes": True}}}))
+    assert (spec["sync"]["nodes"], spec["sync"]["ingresses"], spec["isolation"]) == (True, None, None)
+    assert (spec["dns"]["serviceIp"], spec["dns"]["searches"]) == ("10.96.0.10", None)
 
 
 def test_binding_has_requested_switches() -> None:
@@ -128,6 +161,8 @@ def test_binding_has_requested_switches() -> None:
         "sync": {},
         "defaultStorageClass": "fast",
     }
+    ingress = {"enabled": True, "hostname": "blue.api.example.com"}
+    assert binding_spec({"spec": {"ingress": ingress}}) == {"sync": {}, "apiHost": "blue.api.example.com"}
     network = {"dnsServiceIp": "10.96.0.10", "dns": {"nameservers": ["192.0.2.1"], "options": []}}
     assert binding_spec({"spec": {"network": network}}) == {
         "sync": {},
