@@ -1,5 +1,6 @@
 """`tapestry vc` against the service of virtual clusters as a process."""
 
+import json
 import os
 import re
 import subprocess
@@ -110,6 +111,32 @@ def test_commands_for_the_life_of_a_cluster(command_line: CommandLine) -> None:
     verbs = [line.split()[1] for line in output("op", "list").splitlines()[1:]]
     assert verbs == ["Delete", "Resume", "Suspend", "Scale", "Update", "Create"]
     assert "records are complete" in output("audit", "verify")
+
+
+@pytest.mark.timeout(120)
+def test_kubectl_renews_credentials_by_itself(command_line: CommandLine, kube_assets: Path) -> None:
+    def namespaces() -> str:
+        command = [kube_assets / "kubectl", "get", "namespaces"]
+        done = subprocess.run(
+            command, env=command_line.environ, cwd="/", capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.stdout + done.stderr
+
+    command_line.output("vc", "create", "blue", "--connect")
+    before = command_line.kubeconfig.read_text()
+    assert before.count("token:") == 1  # that of the context home
+    assert "kube-system" in namespaces()
+    (file,) = (command_line.folder / ".cache" / "tapestry" / "credentials").iterdir()
+    issued = json.loads(file.read_text())
+    file.write_text(json.dumps({"token": "expired", "expires": "2020-01-01T00:00:00Z"}))
+    assert "kube-system" in namespaces()
+    assert json.loads(file.read_text())["token"] not in (issued["token"], "expired")
+    assert "kube-system" in command_line.output("k", "get", "namespaces")
+    command_line.output("vc", "delete", "blue")
+    command_line.output("vc", "create", "blue")
+    command_line.kubeconfig.write_text(before)
+    file.unlink()
+    assert "shop/blue is another cluster now" in namespaces()
 
 
 @pytest.mark.timeout(120)

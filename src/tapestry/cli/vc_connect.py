@@ -15,7 +15,8 @@ import yaml
 from tapestry.cli.cluster_access import run_async
 from tapestry.cli.help_text import command
 from tapestry.cli.kubeconfig_file import change_file, connected, context_name, disconnected, user_kubeconfig
-from tapestry.cli.service_access import VCLUSTER_NAMESPACE, with_service
+from tapestry.cli.service_access import VCLUSTER_NAMESPACE, service_config, with_service
+from tapestry.cli.vc_credential import credential, with_settings
 from tapestry.cli.vc_state import NAME
 from tapestry.kube.objects import Object
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tapestry.vclusters.client import ServiceClient
 
 VALIDITY_OPTION = click.option(
-    "--validity-hours", type=click.IntRange(min=1), help="Hours after which the credentials expire. [default: 1]"
+    "--validity-hours", type=click.IntRange(min=1), help="Hours after which the credentials expire. [default: 24]"
 )
 FILE_KUBECONFIG = "kubeconfig"
 
@@ -34,9 +35,20 @@ async def issued_kubeconfig(client: "ServiceClient", namespace: str, name: str, 
     return found
 
 
+async def renewed_kubeconfig(client: "ServiceClient", namespace: str, name: str) -> Object:
+    """Return a kubeconfig without a credential, which gets one from `tapestry vc credential` when it is used."""
+    answer = await client.call("GetVClusterKubeconfig", namespace=namespace, name=name, format="exec")
+    options = click.get_current_context().params
+    settings = service_config(options["config"], options["server"])
+    return with_settings(yaml.safe_load(base64.b64decode(answer["kubeconfig"])), settings, options["config"])
+
+
 async def connect_context(client: "ServiceClient", namespace: str, name: str, hours: int | None = None) -> None:
-    """Make a virtual cluster the current context of the user's kubeconfig."""
-    issued = await issued_kubeconfig(client, namespace, name, hours)
+    """Make a virtual cluster the current context of the user's kubeconfig, for some hours or for good."""
+    if hours is None:
+        issued = await renewed_kubeconfig(client, namespace, name)
+    else:
+        issued = await issued_kubeconfig(client, namespace, name, hours)
     file, context = user_kubeconfig(os.environ, Path.home()), context_name(namespace, name)
     change_file(file, lambda before: connected(before, context, issued))
     click.echo(f"context {context} is current in {file}; `tapestry vc disconnect` returns to the previous one")
@@ -56,7 +68,8 @@ async def connect(
 ) -> None:
     """Make the virtual cluster NAME the current context, or run PROGRAM with it and change no kubeconfig.
 
-    With PROGRAM, the exit code is that of PROGRAM.
+    The context gets its credentials from `tapestry vc credential`, so it does not expire. With --validity-hours, it has
+    credentials of its own that do. With PROGRAM, the exit code is that of PROGRAM.
     """
     if not program:
         await connect_context(client, namespace, name, validity_hours)
@@ -89,15 +102,30 @@ def disconnect() -> None:
     run_async(work())
 
 
-@command("tapestry vc kubeconfig blue > blue.kubeconfig", "tapestry vc kubeconfig blue --validity-hours 8")
+@command(
+    "tapestry vc kubeconfig blue > blue.kubeconfig",
+    "tapestry vc kubeconfig blue --validity-hours 8",
+    "tapestry vc kubeconfig blue --exec",
+)
 @NAME
 @VALIDITY_OPTION
+@click.option("--exec", "is_renewed", is_flag=True, help="Get credentials from this command when they are needed.")
 @VCLUSTER_NAMESPACE
 @with_service
-async def kubeconfig(client: "ServiceClient", name: str, namespace: str, validity_hours: int | None) -> None:
-    """Print a kubeconfig of the virtual cluster NAME, with credentials that expire."""
-    issued = await issued_kubeconfig(client, namespace, name, validity_hours)
+async def kubeconfig(
+    client: "ServiceClient", name: str, namespace: str, validity_hours: int | None, is_renewed: bool
+) -> None:
+    """Print a kubeconfig of the virtual cluster NAME, with credentials that expire.
+
+    With --exec, it has no credentials, and works on this machine for as long as you have access to the service.
+    """
+    if is_renewed and validity_hours is not None:
+        raise click.UsageError("--exec and --validity-hours exclude each other")
+    if is_renewed:
+        issued = await renewed_kubeconfig(client, namespace, name)
+    else:
+        issued = await issued_kubeconfig(client, namespace, name, validity_hours)
     click.echo(yaml.safe_dump(issued, sort_keys=False), nl=False)
 
 
-COMMANDS = (connect, disconnect, kubeconfig)
+COMMANDS = (connect, disconnect, kubeconfig, credential)

@@ -97,7 +97,7 @@ def kubeconfig_route(endpoint_of: EndpointOf, keys: PlaneKeys) -> HttpRoute:
     return http_route("POST", "/kubeconfig", kubeconfig)
 
 
-def plane_kubeconfig(name: str, endpoint: PlaneEndpoint, user: Mapping[str, str]) -> dict[str, object]:
+def plane_kubeconfig(name: str, endpoint: PlaneEndpoint, user: Mapping[str, object]) -> dict[str, object]:
     cluster = {"server": endpoint.server, "certificate-authority-data": in_base64(endpoint.ca_pem.encode())}
     if endpoint.tls_server_name:
         cluster["tls-server-name"] = endpoint.tls_server_name

@@ -1,6 +1,7 @@
 """Kubeconfigs of virtual clusters: short-lived, named after the caller, and with no more rights than its role."""
 
 import base64
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -13,7 +14,7 @@ from tapestry.apiserver.core.requests import APISERVER_USER, MASTERS_GROUP, User
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.errors import AlreadyExists
-from tapestry.kube.objects import Object, name_of, object_named, value_at
+from tapestry.kube.objects import Object, name_of, namespace_of, object_named, value_at
 from tapestry.kube.resources import CLUSTER_ROLE_BINDINGS
 from tapestry.planes.endpoints import Endpoints
 from tapestry.planes.kubeconfigs import plane_kubeconfig
@@ -30,6 +31,7 @@ RBAC = "rbac.authorization.k8s.io"
 CLUSTER_ADMIN = "cluster-admin"
 GROUP_PREFIX = "tapestry:vcluster:"
 """Group of the users of kubeconfigs whose ClusterRole follows."""
+EXEC_API_VERSION = "client.authentication.k8s.io/v1"
 USER_PREFIX = "tapestry:user:"
 """Before the name of a caller that Kubernetes could take for one of its own users."""
 
@@ -38,7 +40,8 @@ USER_PREFIX = "tapestry:user:"
 class Kubeconfig:
     text: str
     server: str
-    expires: datetime
+    expires: datetime | None
+    """Expiry of its credential; None if it has none."""
 
     @property
     def in_base64(self) -> str:
@@ -70,11 +73,21 @@ class VClusterKubeconfigs:
         await self._bind(access)
         user = access.user
         token, text = await self.keys.issue_token(access.plane_id, user.name, user.groups, lifetime)
+        return self._kubeconfig(vcluster, access, {"token": text}, token.expires)
+
+    def with_plugin(self, vcluster: Object, caller: Caller) -> Kubeconfig:
+        """Return a kubeconfig without a credential, whose user runs `tapestry vc credential`. Raises ServiceError."""
+        access = self._access_of(vcluster, caller)
+        return self._kubeconfig(vcluster, access, {"exec": plugin_of(vcluster)}, None)
+
+    def _kubeconfig(
+        self, vcluster: Object, access: Access, user: Mapping[str, object], expires: datetime | None
+    ) -> Kubeconfig:
         endpoint = self.endpoints.endpoint(access.plane_id)
         if url := ingress_url(vcluster["spec"]):
             endpoint = replace(endpoint, server=url, tls_server_name="")
-        document = plane_kubeconfig(name_of(vcluster), endpoint, {"token": text})
-        return Kubeconfig(yaml.safe_dump(document, sort_keys=False), endpoint.server, token.expires)
+        document = plane_kubeconfig(name_of(vcluster), endpoint, user)
+        return Kubeconfig(yaml.safe_dump(document, sort_keys=False), endpoint.server, expires)
 
     def with_id(self, id: str) -> Object | None:
         return self.objects.with_uid(VCLUSTERS, id)
@@ -115,6 +128,18 @@ class VClusterKubeconfigs:
             await client.create(
                 CLUSTER_ROLE_BINDINGS, {**object_named(name), "roleRef": reference, "subjects": [group]}
             )
+
+
+def plugin_of(vcluster: Object) -> Object:
+    """Return the program from which clients of a kubeconfig get credentials, by the protocol of client-go."""
+    return {
+        "apiVersion": EXEC_API_VERSION,
+        "command": "tapestry",
+        "args": ["vc", "credential", name_of(vcluster), "--namespace", namespace_of(vcluster)],
+        "interactiveMode": "Never",
+        "provideClusterInfo": True,
+        "installHint": "install the command with: pip install 'kube-tapestry[service]'",
+    }
 
 
 def user_name(caller: str) -> str:

@@ -24,11 +24,12 @@ from tapestry.vclusters.management_errors import reported
 from tapestry.vclusters.model import VClusterMessages, phase_number, timestamp_of
 from tapestry.vclusters.pages import Pager, is_visible, selector_of
 from tapestry.vclusters.stored_objects import StoredObjects, project_in
-from tapestry.vclusters.vcluster_kubeconfigs import VClusterKubeconfigs
+from tapestry.vclusters.vcluster_kubeconfigs import Kubeconfig, VClusterKubeconfigs
 
 DEFAULT_KUBECONFIG_HOURS = 24
 MAX_KUBECONFIG_HOURS = 30 * 24
-KUBECONFIG_FORMATS = ("", "default", "token")
+EXEC_FORMAT = "exec"
+KUBECONFIG_FORMATS = ("", "default", "token", EXEC_FORMAT)
 
 
 @dataclass(frozen=True)
@@ -154,21 +155,25 @@ class VClusterReads:
     async def kubeconfig(self, call: AdmittedCall) -> Message:
         request = call.request
         if request.format not in KUBECONFIG_FORMATS:
-            raise field_invalid(Violation("format", "must be default or token"))
+            raise field_invalid(Violation("format", "must be default, token or exec"))
         hours = request.validity_hours or DEFAULT_KUBECONFIG_HOURS
         if not 0 < hours <= MAX_KUBECONFIG_HOURS:
             raise field_invalid(Violation("validityHours", f"must be from 1 to {MAX_KUBECONFIG_HOURS}"))
-        issued = await self._issue(call, found_vcluster(self.objects, request), hours)
+        vcluster = found_vcluster(self.objects, request)
+        issued = await self._issue(call, vcluster, None if request.format == EXEC_FORMAT else hours)
         return api.GetVClusterKubeconfigResponse(
             kubeconfig=issued.in_base64,
             api_server_endpoint=issued.server,
             expires_at=timestamp_of(issued.expires),
         )
 
-    async def _issue(self, call: AdmittedCall, vcluster: Object, hours: int) -> Any:
+    async def _issue(self, call: AdmittedCall, vcluster: Object, hours: int | None) -> Kubeconfig:
+        """Return a kubeconfig with a credential for some hours, or for None with a program that gets credentials."""
         phase = value_at(vcluster, "status", "phase") or Phase.PENDING
         if phase in (Phase.PENDING, Phase.SUSPENDED, Phase.DELETING):
             raise phase_not_allowed(name_of(vcluster), "GetKubeconfig", Phase(phase), [Phase.RUNNING])
+        if hours is None:
+            return self.kubeconfigs.with_plugin(vcluster, call.caller)
         with reported("VCluster", name_of(vcluster)):
             return await self.kubeconfigs.issue(vcluster, call.caller, timedelta(hours=hours))
 

@@ -79,6 +79,15 @@ async def test_program_gets_a_kubeconfig_of_its_own(commands: Commands, capfd: p
     assert "cannot be run" in await commands.error("vc", "connect", "blue", "--", "/no/such/program")
 
 
+async def test_context_has_no_credential_unless_it_expires(commands: Commands) -> None:
+    file = kubeconfig_file(commands)
+    await commands.output("vc", "create", "blue")
+    for words, expected in (((), {"exec"}), (("--validity-hours", "2"), {"token"})):
+        await commands.output("vc", "connect", "blue", *words)
+        (user,) = [each["user"] for each in yaml.safe_load(file.read_text())["users"] if each["name"] != "me"]
+        assert user.keys() == expected
+
+
 async def test_kubeconfig_is_printed(commands: Commands) -> None:
     await commands.output("vc", "create", "blue")
     printed = yaml.safe_load(await commands.output("vc", "kubeconfig", "blue", "--validity-hours", "8"))

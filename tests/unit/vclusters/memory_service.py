@@ -2,15 +2,18 @@
 
 import base64
 import hashlib
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import code_pb2
 
+from tapestry.kube.objects import object_named
 from tapestry.process.addresses import Address
 from tapestry.vclusters.access.roles import Caller
 from tapestry.vclusters.api import vcluster_api_pb2 as api
@@ -18,6 +21,7 @@ from tapestry.vclusters.errors import Code, ServiceError, Violation, field_inval
 from tapestry.vclusters.gateway import AdmittedCall
 from tapestry.vclusters.rest import serve_rest
 from tapestry.vclusters.rest_routes import RPCS
+from tapestry.vclusters.vcluster_kubeconfigs import plugin_of
 
 from .gateway_world import FAST, EchoService, GatewayWorld, gateway_world
 
@@ -153,7 +157,15 @@ class MemoryService(EchoService):
 
     async def getvclusterkubeconfig(self, call: AdmittedCall) -> Message:
         self.cluster(call.request)
-        return api.GetVClusterKubeconfigResponse(kubeconfig=base64.b64encode(KUBECONFIG.encode()).decode())
+        text = KUBECONFIG
+        if call.request.format == "exec":
+            text = text.replace(
+                "{token: short-lived}",
+                json.dumps({"exec": plugin_of(object_named(call.request.name, call.request.namespace))}),
+            )
+        response = api.GetVClusterKubeconfigResponse(kubeconfig=base64.b64encode(text.encode()).decode())
+        response.expires_at.FromDatetime(datetime.now(UTC) + timedelta(hours=call.request.validity_hours or 24))
+        return response
 
     async def getsnapshot(self, call: AdmittedCall) -> Message:
         return api.GetSnapshotResponse(snapshot=self.snapshots[call.request.id])

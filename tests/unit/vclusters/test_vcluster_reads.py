@@ -97,6 +97,12 @@ async def test_kubeconfigs_have_the_role_of_the_caller(world: ServiceWorld, tmp_
                     await plane.create(CONFIGMAPS, content)
     assert await world.reason("GetVClusterKubeconfig", VERA, **NAMED) == "PERMISSION_DENIED"
     assert await world.reason("GetVClusterKubeconfig", **NAMED, validity_hours=-1) == "FIELD_INVALID"
+    response = await world.call("GetVClusterKubeconfig", **NAMED, format="exec")
+    (user,) = yaml.safe_load(base64.b64decode(response.kubeconfig))["users"]
+    assert user["user"].keys() == {"exec"}
+    assert user["user"]["exec"]["args"] == ["vc", "credential", NAMED["name"], "--namespace", NAMED["namespace"]]
+    assert not response.HasField("expires_at")
+    assert await world.reason("GetVClusterKubeconfig", VERA, **NAMED, format="exec") == "PERMISSION_DENIED"
     found = await world.call("GetVCluster", **NAMED, include_kubeconfig=True)
     assert found.vcluster.status.kubeconfig
     assert not (await world.call("GetVCluster", **NAMED)).vcluster.status.kubeconfig
