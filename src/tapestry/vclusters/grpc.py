@@ -4,13 +4,14 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
 
 import grpc
 from cryptography import x509
-from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
@@ -20,8 +21,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from tapestry.apiserver.access.certificates import fingerprint, is_issued_by
 from tapestry.process.addresses import Address
-from tapestry.vclusters.access.authentication import Certificate, Credentials
+from tapestry.vclusters.access.authentication import Credentials, Subject
 from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.errors import ServiceError, Violation, field_invalid
 from tapestry.vclusters.gateway import Gateway, IncomingCall
@@ -30,6 +32,7 @@ from tapestry.vclusters.transcoding import MAX_BODY_BYTES
 DETAILS_KEY = "grpc-status-details-bin"
 GRACE_SECONDS = 1.0
 MAX_CONCURRENT_RPCS = 1000
+MAX_CACHED_CERTIFICATES = 1000
 CODES = {each.value[0]: each for each in grpc.StatusCode}
 DETAIL_TYPES = error_details_pb2.DESCRIPTOR.message_types_by_name
 """Messages of details, which `json_format` finds by name because they are imported."""
@@ -55,6 +58,8 @@ class GrpcListener:
     """Handlers of all RPCs."""
 
     gateway: Gateway
+    client_ca: Path | None = None
+    """CA of client certificates, if the listener requires them."""
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         return [
@@ -72,7 +77,7 @@ class GrpcListener:
     def _unary(self, rpc: MethodDescriptor) -> Callable[[bytes, Context], Any]:
         async def respond(content: bytes, context: Context) -> Message:
             try:
-                response, _ = await self.gateway.call(incoming_call(rpc, content, context))
+                response, _ = await self.gateway.call(incoming_call(rpc, content, context, self.client_ca))
             except ServiceError as error:
                 await abort(context, error)
             return response
@@ -82,7 +87,9 @@ class GrpcListener:
     def _stream(self, rpc: MethodDescriptor) -> Callable[[bytes, Context], AsyncGenerator[Message, None]]:
         async def respond(content: bytes, context: Context) -> AsyncGenerator[Message, None]:
             try:
-                async with aclosing(self.gateway.stream(incoming_call(rpc, content, context))) as messages:
+                async with aclosing(
+                    self.gateway.stream(incoming_call(rpc, content, context, self.client_ca))
+                ) as messages:
                     async for message in messages:
                         yield message
             except ServiceError as error:
@@ -100,7 +107,7 @@ async def abort(context: Context, error: ServiceError) -> NoReturn:
     raise AssertionError("abort has raised")
 
 
-def incoming_call(rpc: MethodDescriptor, content: bytes, context: Context) -> IncomingCall:
+def incoming_call(rpc: MethodDescriptor, content: bytes, context: Context, client_ca: Path | None) -> IncomingCall:
     """Return the call of an RPC. Raises ServiceError for bytes that are not its message.
 
     A deserializer of gRPC may not raise an error of the client: it would be logged as one of the server.
@@ -113,7 +120,7 @@ def incoming_call(rpc: MethodDescriptor, content: bytes, context: Context) -> In
     return IncomingCall(
         rpc.name,
         request,
-        Credentials(metadata.get("authorization", ""), certificate_of(context.auth_context())),
+        Credentials(metadata.get("authorization", ""), certificate_of(context.auth_context(), client_ca)),
         peer_address(context.peer()),
         metadata.get("user-agent", ""),
         protocol="grpc",
@@ -121,17 +128,33 @@ def incoming_call(rpc: MethodDescriptor, content: bytes, context: Context) -> In
     )
 
 
-def certificate_of(properties: Mapping[str, Sequence[bytes]]) -> Certificate | None:
-    """Return the client certificate of a connection with mutual TLS, which the listener has verified."""
+def certificate_of(properties: Mapping[str, Sequence[bytes]], client_ca: Path | None) -> Subject | None:
+    """Return the client certificate of a connection with mutual TLS, unless it has expired since the handshake."""
     pem = properties.get("x509_pem_cert")
-    if not pem:
+    if not pem or client_ca is None:
         return None
-    certificate = x509.load_pem_x509_certificate(pem[0])
+    subject, expires = verified_certificate(pem[0], client_ca.read_bytes())
+    return subject if datetime.now(UTC) < expires else None
+
+
+@lru_cache(maxsize=MAX_CACHED_CERTIFICATES)
+def verified_certificate(pem: bytes, authorities: bytes) -> tuple[Subject, datetime]:
+    """Return a certificate that the handshake has verified as the API server has it, and its expiry."""
+    certificate = x509.load_pem_x509_certificate(pem)
     names, groups = (
         [str(each.value) for each in certificate.subject.get_attributes_for_oid(oid)]
         for oid in (NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME)
     )
-    return Certificate(names[0], groups, certificate.fingerprint(SHA256()).hex()) if names else None
+    issuers = [each for each in x509.load_pem_x509_certificates(authorities) if is_issued_by(certificate, each)]
+    subject = {
+        "commonName": names,
+        "organizationName": groups,
+        "sha256": [fingerprint(certificate)],
+        "chain": [fingerprint(each) for each in (certificate, *issuers)],
+        "serialNumber": [f"{certificate.serial_number:X}"],
+        "notBefore": [str(certificate.not_valid_before_utc.timestamp())],
+    }
+    return subject, certificate.not_valid_after_utc
 
 
 def peer_address(peer: str) -> str:
@@ -164,7 +187,7 @@ async def serve_grpc(gateway: Gateway, address: Address, tls: TlsFiles | None) -
     """Serve gRPC, and yield the address. Without `tls`, anyone on the way reads the credentials."""
     options = [("grpc.max_receive_message_length", MAX_BODY_BYTES), ("grpc.so_reuseport", 0)]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
-    server.add_generic_rpc_handlers(GrpcListener(gateway).handlers())
+    server.add_generic_rpc_handlers(GrpcListener(gateway, tls.client_ca if tls is not None else None).handlers())
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection([*ALL_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from tapestry.apiserver.serving.http_handler import verified_subject
 from tapestry.process.addresses import Address
 from tapestry.process.probes import bound_socket, serve_app
-from tapestry.vclusters.access.authentication import Certificate, Credentials
+from tapestry.vclusters.access.authentication import Credentials
 from tapestry.vclusters.access.rate_limits import Allowance
 from tapestry.vclusters.access.roles import PROXY_METHOD
 from tapestry.vclusters.api import vcluster_api_pb2 as api
@@ -203,15 +203,8 @@ def set_from_headers(message: Message, request: web.Request) -> bool:
 
 def credentials_of(request: web.Request) -> Credentials:
     tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
-    return Credentials(request.headers.get(hdrs.AUTHORIZATION, ""), certificate_of(tls) if tls is not None else None)
-
-
-def certificate_of(tls: ssl.SSLObject) -> Certificate | None:
-    """Return the verified certificate of a client: its common name is the user, and its organizations the groups."""
-    subject = verified_subject(tls, time.time())
-    if not subject:
-        return None
-    return Certificate(subject["commonName"][0], subject.get("organizationName", ()), subject["sha256"][0])
+    certificate = verified_subject(tls, time.time()) if tls is not None else None
+    return Credentials(request.headers.get(hdrs.AUTHORIZATION, ""), certificate or None)
 
 
 def response_of(match: Match, request: web.Request, response: Message, allowance: Allowance) -> web.Response:

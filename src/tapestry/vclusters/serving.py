@@ -14,6 +14,7 @@ import msgspec
 
 from tapestry.apis.keys import SYSTEM_NAMESPACE
 from tapestry.apis.projects import ACCESS_KEYS, PROJECTS, AccessKeySpec, ProjectSpec
+from tapestry.apiserver.access.authentication import Credentials, UnionAuthenticator
 from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context, write_private_file
 from tapestry.apiserver.access.client_certificates import request_client_certificates
 from tapestry.apiserver.app import DEFAULT_SERVER_NAMES
@@ -22,7 +23,7 @@ from tapestry.apiserver.core.requests import MASTERS_GROUP, CallOrigin, User
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
-from tapestry.kube.errors import AlreadyExists
+from tapestry.kube.errors import AlreadyExists, Unauthorized
 from tapestry.kube.objects import object_named
 from tapestry.kube.resources import SECRETS
 from tapestry.planes.app import PlaneProcess, client_of
@@ -30,7 +31,7 @@ from tapestry.planes.plane_keys import PlaneKeys
 from tapestry.process.addresses import Address, parse_address
 from tapestry.process.logs import logger
 from tapestry.process.metrics import served_metrics
-from tapestry.vclusters.access.authentication import Authenticator
+from tapestry.vclusters.access.authentication import Authenticator, Subject
 from tapestry.vclusters.access.keys import NewKey, new_key
 from tapestry.vclusters.access.rate_limits import RateLimiter
 from tapestry.vclusters.access.roles import Caller
@@ -109,7 +110,8 @@ async def serve_gateway(
             return msgspec.convert(found["spec"], AccessKeySpec) if found is not None else None
 
         anonymous = ANONYMOUS if config.compat_plaintext else None
-        authenticator = Authenticator(access_key, ProjectCache(objects), process.now, anonymous)
+        certificate_user = partial(user_of_certificate, process.management.http_handler.authenticate)
+        authenticator = Authenticator(access_key, ProjectCache(objects), certificate_user, process.now, anonymous)
         limiter = RateLimiter(time.monotonic, lambda: len(process.processes.live_names()))
         gateway = Gateway(contract, authenticator, audit, process.now, limiter)
         listeners = await listen(stack, gateway, VClusterProxy(contract.reads.kubeconfigs), process, config)
@@ -126,6 +128,13 @@ async def serve_gateway(
             if address is not None:
                 announce(f"virtual clusters are served by {name} at {address}")
         yield listeners
+
+
+def user_of_certificate(authenticate: UnionAuthenticator, certificate: Subject) -> User | None:
+    try:
+        return authenticate(Credentials(certificate=certificate))
+    except Unauthorized:
+        return None
 
 
 async def listen(

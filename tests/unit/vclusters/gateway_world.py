@@ -140,7 +140,7 @@ async def gateway_world(folder: Path, service: EchoService | None = None) -> Asy
         keys[user] = key.text
     async with open_log(folder / "instance-1", "instance-1", clock.now) as audit:
         limiter = RateLimiter(clock.monotonic)
-        authenticator = Authenticator(stored.get, lambda: projects, clock.now)
+        authenticator = Authenticator(stored.get, lambda: projects, lambda _: None, clock.now)
         gateway = Gateway(service, authenticator, audit, clock.now, limiter)
         service.gateway = gateway
         yield GatewayWorld(gateway, service, clock, folder, keys, stored)

@@ -1,12 +1,12 @@
 """Authentication of callers of the service: access keys, and client certificates of the management API."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
 from tapestry.apis.projects import AccessKeySpec, ProjectSpec
-from tapestry.apiserver.core.requests import MASTERS_GROUP
+from tapestry.apiserver.core.requests import MASTERS_GROUP, User
 from tapestry.vclusters.access.keys import is_valid, parse_key
 from tapestry.vclusters.access.roles import Caller, roles_in_projects, scopes_of
 from tapestry.vclusters.errors import ServiceError, unauthenticated
@@ -16,20 +16,16 @@ PLATFORM_ADMIN_GROUPS = frozenset({MASTERS_GROUP, "tapestry:platform-admins"})
 """Groups of the management API whose members are platform admins."""
 
 
-class Certificate(NamedTuple):
-    """A client certificate that the listener has verified."""
-
-    user: str
-    groups: Sequence[str]
-    fingerprint: str
+Subject = Mapping[str, Sequence[str]]
+"""Subject, serial number and chain of a client certificate, as the API server has them in its Credentials."""
 
 
 class Credentials(NamedTuple):
-    """Credentials of a request, which nothing has verified yet."""
+    """Credentials of a request, which nothing has verified yet, except that a certificate is one of its CA."""
 
     authorization: str = ""
     """Value of the header Authorization."""
-    certificate: Certificate | None = None
+    certificate: Subject | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +35,8 @@ class Authenticator:
     access_key: Callable[[str], AccessKeySpec | None]
     """Return an access key by its id."""
     projects: Callable[[], Iterable[tuple[str, ProjectSpec]]]
+    certificate_user: Callable[[Subject], User | None]
+    """Return the user of a certificate, or None if it is revoked or its CA is no longer trusted."""
     now: Callable[[], datetime]
     anonymous: Caller | None = None
     """Caller without credentials. Only a listener for clients on this machine has one."""
@@ -48,16 +46,21 @@ class Authenticator:
         if credentials.authorization:
             return self._key_holder(credentials.authorization)
         if credentials.certificate is not None:
-            certificate = credentials.certificate
-            return Caller(
-                certificate.user,
-                f"certificate:{certificate.fingerprint}",
-                not PLATFORM_ADMIN_GROUPS.isdisjoint(certificate.groups),
-                roles_in_projects(self.projects(), certificate.user, certificate.groups),
-            )
+            return self._certificate_holder(credentials.certificate)
         if self.anonymous is not None:
             return self.anonymous
         raise unauthenticated("present an access key as `Authorization: Bearer KEY`, or a client certificate")
+
+    def _certificate_holder(self, certificate: Subject) -> Caller:
+        user = self.certificate_user(certificate)
+        if user is None:
+            raise unauthenticated("the client certificate is not valid, or has been revoked")
+        return Caller(
+            user.name,
+            f"certificate:{certificate['sha256'][0]}",
+            not PLATFORM_ADMIN_GROUPS.isdisjoint(user.groups),
+            roles_in_projects(self.projects(), user.name, user.groups),
+        )
 
     def _key_holder(self, authorization: str) -> Caller:
         presented = parse_key(authorization[len(BEARER) :]) if authorization[: len(BEARER)].lower() == BEARER else None
