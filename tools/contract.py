@@ -27,7 +27,8 @@ PROTO = ROOT / "proto"
 CONTRACT = Path("vcluster/api/v1/vcluster_api.proto")
 BASELINE = PROTO / "baseline.txt"
 STUBS = ROOT / "src" / "tapestry" / "vclusters" / "api"
-STUB_NAMES = ("vcluster_api_pb2.py", "vcluster_api_pb2.pyi", "vcluster_api_pb2_grpc.py")
+STUB_NAMES = ("vcluster_api_pb2.py", "vcluster_api_pb2.pyi")
+"""The listeners and clients find the RPCs in the descriptors, so they need no generated classes of services."""
 ADVICE = "run `python tools/contract.py` and commit the files"
 
 
@@ -53,7 +54,7 @@ def generate() -> tuple[dict[str, str], FileDescriptorProto]:
     """Return the stubs by file name, and the descriptor of the contract."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        options = [f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
+        options = [f"--python_out={out}", f"--pyi_out={out}"]
         descriptors = out / "descriptors"
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO}", *options]
         subprocess.run([*command, f"--descriptor_set_out={descriptors}", str(CONTRACT)], check=True)

@@ -14,7 +14,7 @@ from grpc import channel_ready_future, insecure_channel
 
 from tapestry.local.kubernetes import free_ports
 from tapestry.vclusters.api import vcluster_api_pb2 as api
-from tapestry.vclusters.api.vcluster_api_pb2_grpc import OperationsServiceStub
+from tapestry.vclusters.rest_routes import RPCS
 
 from .servers import PlanesProcess
 
@@ -64,6 +64,11 @@ def test_published_example_completes(go_client: Path, tmp_path: Path, delete_pau
         assert results["create"] == results["get"] == "PHASE_RUNNING"
         assert results["list"] == "1 of 1"
         wait = api.WaitOperationRequest(id=results["delete"], timeout_seconds=30)
-        deletion = OperationsServiceStub(channel).WaitOperation(wait)
+        rpc = channel.unary_unary(
+            f"/{RPCS['WaitOperation'].containing_service.full_name}/WaitOperation",
+            request_serializer=api.WaitOperationRequest.SerializeToString,
+            response_deserializer=api.Operation.FromString,
+        )
+        deletion = rpc(wait)
     assert (deletion.done, deletion.error.code) == (True, 0), deletion
     assert deletion.phase_from in phases
