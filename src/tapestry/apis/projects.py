@@ -1,7 +1,6 @@
 """The kinds Project, Quota and AccessKey: who may use virtual clusters, and how many."""
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -15,13 +14,8 @@ from tapestry.kube.resources import Resource
 Count = Annotated[int, Meta(ge=0)]
 
 
-class Role(StrEnum):
-    """Role in a project. Each has the rights of those before it."""
-
-    VIEWER = "viewer"
-    OPERATOR = "operator"
-    EDITOR = "editor"
-    ADMIN = "admin"
+RoleName = Literal["viewer", "operator", "editor", "admin"]
+"""Role in a project. Each has the rights of those before it."""
 
 
 class Member(ApiStruct):
@@ -29,7 +23,7 @@ class Member(ApiStruct):
 
     kind: Literal["User", "Group"]
     name: Name
-    role: Role
+    role: RoleName
 
 
 class ProjectSpec(ApiStruct):
@@ -115,7 +109,7 @@ class Scope(ApiStruct):
     """Role of an access key in a project."""
 
     project: DnsLabel
-    role: Role
+    role: RoleName
 
 
 class AccessKeySpec(ApiStruct):

@@ -10,7 +10,7 @@ from pathlib import Path
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tapestry.apis.projects import AccessKeySpec, Member, ProjectSpec, Role
+from tapestry.apis.projects import AccessKeySpec, Member, ProjectSpec
 from tapestry.vclusters.access.authentication import Authenticator, Credentials
 from tapestry.vclusters.access.keys import new_key
 from tapestry.vclusters.access.rate_limits import Rate, RateLimiter
@@ -122,8 +122,8 @@ async def gateway_world(folder: Path, service: EchoService | None = None) -> Asy
             "shop",
             ProjectSpec(
                 members=(
-                    Member(kind="User", name="alice", role=Role.EDITOR),
-                    Member(kind="User", name="vera", role=Role.VIEWER),
+                    Member(kind="User", name="alice", role="editor"),
+                    Member(kind="User", name="vera", role="viewer"),
                 )
             ),
         ),

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from tapestry.apis.projects import AccessKeySpec, ProjectSpec
-from tapestry.apis.projects import Role as RoleName
+from tapestry.apis.projects import AccessKeySpec, ProjectSpec, RoleName
 
 
 class Role(IntEnum):

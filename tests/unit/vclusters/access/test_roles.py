@@ -3,7 +3,6 @@
 import pytest
 
 from tapestry.apis.projects import AccessKeySpec, Member, ProjectSpec, Scope
-from tapestry.apis.projects import Role as RoleName
 from tapestry.vclusters.access.roles import (
     ADMIN,
     EDITOR,
@@ -102,9 +101,9 @@ def test_kubeconfigs_need_an_operator() -> None:
 
 def test_members_have_their_highest_role() -> None:
     members = (
-        Member(kind="User", name="alice", role=RoleName.VIEWER),
-        Member(kind="Group", name="staff", role=RoleName.EDITOR),
-        Member(kind="User", name="staff", role=RoleName.ADMIN),
+        Member(kind="User", name="alice", role="viewer"),
+        Member(kind="Group", name="staff", role="editor"),
+        Member(kind="User", name="staff", role="admin"),
     )
     projects = [("one", ProjectSpec(members=members)), ("two", ProjectSpec())]
     assert roles_in_projects(projects, "alice", ["staff"]) == {"one": EDITOR}
@@ -115,7 +114,5 @@ def test_members_have_their_highest_role() -> None:
 def test_key_without_scopes_has_no_limit() -> None:
     key = AccessKeySpec(principal="alice", secret_sha256="0" * 64)
     assert scopes_of(key) is None
-    limited = AccessKeySpec(
-        principal="alice", secret_sha256="0" * 64, scopes=(Scope(project="one", role=RoleName.VIEWER),)
-    )
+    limited = AccessKeySpec(principal="alice", secret_sha256="0" * 64, scopes=(Scope(project="one", role="viewer"),))
     assert scopes_of(limited) == {"one": VIEWER}
