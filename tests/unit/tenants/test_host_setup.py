@@ -202,7 +202,7 @@ async def test_ingress_to_the_api_follows_the_binding() -> None:
 
 
 @in_virtual_time
-async def test_host_name_that_the_host_does_not_allow_is_rejected() -> None:
+async def test_host_name_not_allowed_is_rejected() -> None:
     _, client = host_cluster()
     with pytest.raises(TenantSpecError, match=r"spec\.apiHost: the HostCluster has no Ingresses"):
         await apply_tenant(client, tenant_binding(apiHost="blue.api.example.com"), FACTS)
