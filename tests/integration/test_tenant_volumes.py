@@ -32,6 +32,26 @@ spec:
       accessModes: [ReadWriteOnce]
       resources: {requests: {storage: 1Gi}}
 """
+SCRATCH = """
+apiVersion: v1
+kind: Pod
+metadata: {name: scratch}
+spec:
+  securityContext: {runAsNonRoot: true, runAsUser: 1000, seccompProfile: {type: RuntimeDefault}}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: scratch
+    image: scratch
+    securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+    volumeMounts: [{name: data, mountPath: /data}]
+  volumes:
+  - name: data
+    ephemeral:
+      volumeClaimTemplate:
+        spec:
+          accessModes: [ReadWriteOnce]
+          resources: {requests: {storage: 1Gi}}
+"""
 RETAIN = '{"spec": {"persistentVolumeReclaimPolicy": "Retain"}}'
 AVAILABLE = '{"spec": {"claimRef": null}}'
 LARGER = '{"spec": {"resources": {"requests": {"storage": "2Gi"}}}}'
@@ -83,6 +103,19 @@ def check_policies(setting: Setting) -> None:
             create(**fields)
 
 
+def check_ephemeral_volume(setting: Setting) -> None:
+    """Check that an ephemeral volume exists as long as its pod."""
+    in_plane, before = setting.in_plane, host_claims(setting)
+    in_plane("apply", "-f", "-", stdin=SCRATCH)
+    in_plane("wait", "--for=jsonpath={.status.phase}=Running", "pod/scratch", "--timeout=60s")
+    in_plane("wait", "--for=jsonpath={.status.phase}=Bound", "persistentvolumeclaim/scratch-data", "--timeout=30s")
+    volume = claims_of(setting)["scratch-data"]["spec"]["volumeName"]
+    assert len(host_claims(setting) - before) == 1
+    in_plane("delete", "pod", "scratch", "--wait=true")
+    in_plane("wait", "--for=delete", f"persistentvolume/{volume}", "--timeout=60s")
+    assert host_claims(setting) == before
+
+
 @pytest.mark.parametrize("setting", [("--real-kubernetes",)], indirect=True, ids=["kubernetes"])
 @pytest.mark.timeout(300)
 def test_stateful_set_keeps_its_volumes(setting: Setting) -> None:
@@ -113,6 +146,8 @@ def test_stateful_set_keeps_its_volumes(setting: Setting) -> None:
     in_plane("patch", "persistentvolumeclaim", "data-db-1", "-p", LARGER)
     grown = "--for=jsonpath={.status.capacity.storage}=2Gi"
     in_plane("wait", grown, "persistentvolumeclaim/data-db-1", "--timeout=30s")
+
+    check_ephemeral_volume(setting)
 
     # the volume of one claim is deleted with it, the other one is retained and used again
     retained, deleted = (claims[name]["spec"]["volumeName"] for name in ("data-db-0", "data-db-1"))

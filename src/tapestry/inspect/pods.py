@@ -49,6 +49,7 @@ ADVICE = {
     "ServiceNotMapped": "wait; if it persists, see the syncer's log",
     "ClaimMissing": "create the claim; the pod then starts automatically",
     "ClaimNotBound": "see the claim: it needs a bound volume first",
+    "ClaimNotOwned": "delete the claim, or give the pod or its ephemeral volume another name",
     "VolumeNotAllowed": "ask the operator to add the driver and class to the binding's allowedVolumes, or use another",
     "VolumeGoing": "wait; if it persists, a finalizer in the physical cluster blocks the deletion",
     "ClaimLostBelow": "delete the pods that mount the claim; new ones get the volume again",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tapestry.kube.objects import Object, value_at
+from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.pods import CONTAINER_FIELDS
 
 
@@ -72,10 +72,11 @@ def object_at(whole: Object, field: str) -> Object:
     return value if isinstance(value, dict) else {}
 
 
-def references(spec: Object) -> Iterator[Reference]:
+def references(pod: Object) -> Iterator[Reference]:
     """Yield everything in the pod's namespace that must exist for it to run; the same reference may occur twice."""
+    spec = pod["spec"]
     for volume in objects_at(spec, "volumes"):
-        yield from volume_references(volume)
+        yield from volume_references(volume, pod)
     for field in CONTAINER_FIELDS:
         for container in objects_at(spec, field):
             for each in objects_at(container, "envFrom"):
@@ -87,9 +88,9 @@ def references(spec: Object) -> Iterator[Reference]:
             yield Reference(ReferenceKind.SECRET, secret["name"], optional=True)
 
 
-def volume_references(volume: Object) -> Iterator[Reference]:
+def volume_references(volume: Object, pod: Object) -> Iterator[Reference]:
     yield from named_references(volume, {"configMap": ReferenceKind.CONFIG_MAP})
-    if claim := object_at(volume, "persistentVolumeClaim").get("claimName"):
+    if claim := claim_name(volume, pod):
         yield Reference(ReferenceKind.CLAIM, claim)
     for each in objects_at(object_at(volume, "projected"), "sources"):
         yield from named_references(each, PROJECTIONS)
@@ -98,6 +99,17 @@ def volume_references(volume: Object) -> Iterator[Reference]:
     for kind, path in SECRET_FIELDS.items():
         if name := secret_name_at(object_at(volume, kind), path):
             yield Reference(ReferenceKind.SECRET, name)
+
+
+def claim_name(volume: Object, pod: Object) -> str | None:
+    """Return the name of the claim that a volume mounts. That of an ephemeral volume is created for the pod."""
+    if is_ephemeral(volume):
+        return f"{name_of(pod)}-{volume.get('name')}"
+    return object_at(volume, "persistentVolumeClaim").get("claimName")
+
+
+def is_ephemeral(volume: Object) -> bool:
+    return bool(object_at(volume, "ephemeral"))
 
 
 def named_references(source: Object, kinds: dict[str, ReferenceKind]) -> Iterator[Reference]:

@@ -53,7 +53,7 @@ class PodNeeds(View, frozen=True, gc=False):
 def pod_needs(pod: Object) -> PodNeeds:
     """Return the needs of a pod.  Names that no object can have are omitted."""
     spec = pod["spec"]
-    named = {Need(each.kind, each.name) for each in references(spec)}
+    named = {Need(each.kind, each.name) for each in references(pod)}
     if projected_tokens(spec):
         named.add(Need(TOKEN, spec.get("serviceAccountName") or "default"))
     valid = sorted(each for each in named if isinstance(each.name, str) and dns_subdomain_error(each.name) is None)

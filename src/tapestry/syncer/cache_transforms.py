@@ -76,7 +76,7 @@ def reference_keys(pod: Object) -> list[str]:
     """Return the keys of the objects that an active pod refers to, e.g. `secrets/team-a/password`."""
     if is_pod_terminal(pod):
         return []
-    return [f"{each.kind}/{pod['metadata']['namespace']}/{each.name}" for each in references(pod["spec"])]
+    return [f"{each.kind}/{pod['metadata']['namespace']}/{each.name}" for each in references(pod)]
 
 
 def dependency_namespace(pod: Object, manager_namespace: str) -> list[str]:

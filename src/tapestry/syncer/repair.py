@@ -144,7 +144,7 @@ class Snapshot:
             if not self.may_run(pod):
                 continue
             is_mapped = mapped_uid(pod) is not None
-            for each in references(pod["spec"]):
+            for each in references(pod):
                 dependency = f"{each.kind}/{namespace_of(pod)}/{each.name}"
                 needed[dependency] = needed.get(dependency, False) or (is_mapped and not each.optional)
             if projected_tokens(pod["spec"]):

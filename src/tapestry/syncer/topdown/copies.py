@@ -422,7 +422,7 @@ class CopyReconciler:
 def copy_dependencies(pod: Object) -> dict[str, bool]:
     """Return what a pod refers to, and whether it is optional in every place."""
     dependencies: dict[str, bool] = {}
-    for each in references(pod["spec"]):
+    for each in references(pod):
         if each.kind in COPIED_RESOURCES:
             key = f"{each.kind}/{namespace_of(pod)}/{each.name}"
             dependencies[key] = each.optional and dependencies.get(key, True)

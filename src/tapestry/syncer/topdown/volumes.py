@@ -24,8 +24,18 @@ from tapestry.controller.transforms import Transform
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, is_denied_by_policy
 from tapestry.kube.names import dns_subdomain_error
-from tapestry.kube.objects import EMPTY_MAPPING, Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
-from tapestry.kube.pod_references import ReferenceKind, references, secrets_of
+from tapestry.kube.objects import (
+    EMPTY_MAPPING,
+    Object,
+    is_deleting,
+    is_owned_by,
+    key_of,
+    name_of,
+    namespace_of,
+    uid_of,
+    value_at,
+)
+from tapestry.kube.pod_references import ReferenceKind, claim_name, is_ephemeral, references, secrets_of
 from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, SECRETS, Resource
 from tapestry.syncer.cache_transforms import source_namespace
@@ -186,7 +196,8 @@ class VolumeReconciler:
 
     async def ensure(self, pod: VirtualPod, binding: Binding) -> None:
         for key in claim_keys(pod.object):
-            await self.ensure_claim(key, binding)
+            claim, _, _ = await self.ensure_claim(key, binding)
+            check_owner(claim, pod.object)
 
     def with_claims(self, twin: Object, _pod: VirtualPod, _binding: Binding) -> Object:
         """Return the twin as it is: its claims are named after those of the pod."""
@@ -381,8 +392,17 @@ class VolumeReconciler:
 
 
 def claim_keys(pod: Object) -> list[str]:
-    names = dict.fromkeys(each.name for each in references(pod["spec"]) if each.kind is ReferenceKind.CLAIM)
+    names = dict.fromkeys(each.name for each in references(pod) if each.kind is ReferenceKind.CLAIM)
     return [f"{namespace_of(pod)}/{name}" for name in names]
+
+
+def check_owner(claim: Object, pod: Object) -> None:
+    """Raise DependencyNotReady if a claim has the name of one for an ephemeral volume of the pod, and is another."""
+    ephemeral = {claim_name(each, pod) for each in pod["spec"].get("volumes") or () if is_ephemeral(each)}
+    if name_of(claim) in ephemeral and not is_owned_by(claim, pod):
+        raise DependencyNotReady(
+            "ClaimNotOwned", f"claim {key_of(claim)} was not created for the ephemeral volume of this pod"
+        )
 
 
 def pod_lifetime_changed(old: VirtualPod | None, new: VirtualPod | None) -> bool:

@@ -188,7 +188,7 @@ def twin_spec(pod: Object, binding: Binding, node: Placement, aliases: Sequence[
             result[field] = [twin_container(each, binding, rename, literals) for each in spec[field]]
     if spec.get("volumes"):
         secret = tokens_secret_name(binding.virtual_cluster, binding.uid, namespace_of(pod) or "", name_of(pod))
-        result["volumes"] = [renamed_volume(each, rename, secret) for each in spec["volumes"]]
+        result["volumes"] = [renamed_volume(each, pod, rename, secret) for each in spec["volumes"]]
     if spec.get("imagePullSecrets"):
         result["imagePullSecrets"] = [
             {"name": rename(each["name"])} if each.get("name") else {} for each in spec["imagePullSecrets"]

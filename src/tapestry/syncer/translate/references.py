@@ -14,6 +14,8 @@ from tapestry.kube.pod_references import (
     PROJECTIONS,
     SECRET_FIELDS,
     ReferenceKind,
+    claim_name,
+    is_ephemeral,
     object_at,
     objects_at,
     secret_name_at,
@@ -45,7 +47,7 @@ POD_LOCAL_FIELDS = frozenset(
     {"fieldRef", "resourceFieldRef", "fileKeyRef", "prefix", "downwardAPI", "serviceAccountToken"}
 )
 """Source fields that name no other object, or only one that is created for the pod."""
-UNSUPPORTED_SOURCES = ("ephemeral", "glusterfs")
+UNSUPPORTED_SOURCES = ("glusterfs",)
 """Volume sources that name an object of a kind that is not synced."""
 ALLOWED_FIELDS = ("key", "optional", "items", "defaultMode", "readOnly")
 """Fields of a reference that are copied beside the name; any other field could name a namespace."""
@@ -73,11 +75,16 @@ def unknown_fields(known: dict[str, ReferenceKind], source: Object, path: str) -
             yield f"{path}.{field}"
 
 
-def renamed_volume(volume: Object, rename: Rename, tokens_secret: str) -> Object:
-    """Return the twin's volume: all references are renamed, and tokens are read from `tokens_secret`."""
+def renamed_volume(volume: Object, pod: Object, rename: Rename, tokens_secret: str) -> Object:
+    """Return the twin's volume: all references are renamed, and tokens are read from `tokens_secret`.
+
+    An ephemeral volume becomes the claim that has been created for it.
+    """
     renamed = {**volume, **renamed_references(volume, ("configMap",), rename)}
-    if source := volume.get("persistentVolumeClaim"):
-        renamed["persistentVolumeClaim"] = {**allowed_fields(source), "claimName": rename(source["claimName"])}
+    renamed.pop("ephemeral", None)
+    if claim_of(volume) or is_ephemeral(volume):
+        claim = rename(claim_name(volume, pod) or "")
+        renamed["persistentVolumeClaim"] = {**allowed_fields(claim_of(volume)), "claimName": claim}
     if source := volume.get("secret"):
         renamed["secret"] = {**allowed_fields(source), "secretName": rename(source.get("secretName", ""))}
     if source := volume.get("projected"):
@@ -96,9 +103,7 @@ def renamed_volume(volume: Object, rename: Rename, tokens_secret: str) -> Object
 
 def with_claim_names(twin: Object, pod: Object, rename: Rename) -> Object:
     """Return the twin of a pod with other names of the claims that the pod mounts."""
-    claims = {
-        each["name"]: source["claimName"] for each in pod["spec"].get("volumes") or () if (source := claim_of(each))
-    }
+    claims = {each["name"]: name for each in pod["spec"].get("volumes") or () if (name := claim_name(each, pod))}
     if not claims:
         return twin
     volumes = [

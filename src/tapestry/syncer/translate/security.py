@@ -31,7 +31,9 @@ def security_violations(pod: Object, level: str) -> list[Violation]:
     return list(first.values())
 
 
-ALLOWED_SOURCES = frozenset({"configMap", "downwardAPI", "emptyDir", "persistentVolumeClaim", "projected", "secret"})
+ALLOWED_SOURCES = frozenset(
+    {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+)
 ALLOWED_PROJECTIONS = frozenset({"configMap", "downwardAPI", "secret", "serviceAccountToken"})
 SHARED_CONTEXT_FIELDS = frozenset(
     {

@@ -31,7 +31,7 @@ from tapestry.syncer.current_binding import CurrentBinding
 from tapestry.syncer.pod_wiring import RequeuePod
 from tapestry.syncer.predicates import spec_changed
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
-from tapestry.syncer.topdown.volumes import claim_keys, pod_lifetime_changed
+from tapestry.syncer.topdown.volumes import check_owner, claim_keys, pod_lifetime_changed
 from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.references import with_claim_names
@@ -123,20 +123,21 @@ class TenantVolumes:
     async def ensure(self, pod: VirtualPod, binding: Binding) -> None:
         """Return if all claims of the pod exist in the host cluster, whether or not they are bound there."""
         for key in claim_keys(pod.object):
-            self.mounted_claim(key, binding)
+            self.mounted_claim(key, pod, binding)
 
     def with_claims(self, twin: Object, pod: VirtualPod, binding: Binding) -> Object:
         """Return the twin of a pod with the names of its claims in the host cluster. Raises DependencyNotReady."""
         namespace = namespace_of(pod.object)
-        return with_claim_names(twin, pod.object, lambda name: self.mounted_claim(f"{namespace}/{name}", binding))
+        return with_claim_names(twin, pod.object, lambda name: self.mounted_claim(f"{namespace}/{name}", pod, binding))
 
-    def mounted_claim(self, key: str, binding: Binding) -> str:
+    def mounted_claim(self, key: str, pod: VirtualPod, binding: Binding) -> str:
         """Return the name in the host cluster of a claim that a pod mounts. Raises DependencyNotReady."""
         claim = self.claims.store.get(key)
         if claim is None:
             raise DependencyNotReady("ClaimMissing", f"there is no claim {key}")
         if is_deleting(claim):
             raise DependencyNotReady("ClaimGoing", f"claim {key} is being deleted")
+        check_owner(claim, pod.object)
         name = volume_of(claim)
         volume = self.volumes.store.get(name)
         if volume is not None and not is_of_host(volume):

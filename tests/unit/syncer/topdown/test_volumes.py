@@ -15,7 +15,7 @@ from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock
 from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import Invalid
-from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
+from tapestry.kube.objects import Object, name_of, object_named, owned_object, uid_of, value_at
 from tapestry.kube.resources import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, SECRETS
 from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig, SyncerLeaderElection
@@ -25,6 +25,7 @@ from tapestry.syncer.translate.volumes import name_in_physical, twin_claim
 from ..world import A_DAY, MOUNT, SERVED, Clusters, World, accept_all, has_condition, new_world, phase, rejecting
 
 DISKS = {"drivers": ["disk.example"], "volumeHandles": ["vol-*"]}
+EPHEMERAL = {"name": "data", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}}
 MOUNTED = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
 KEY = {"name": "key", "namespace": "default"}
 
@@ -322,6 +323,21 @@ async def test_impossible_claim_is_missing() -> None:
     async with world.syncer():
         await world.add_pod(volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "../../secrets/x"}}])
         await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
+
+
+@in_virtual_time
+async def test_ephemeral_volume_is_the_claim_created_for_its_pod() -> None:
+    world = await new_world(allowedVolumes=DISKS)
+    async with world.syncer():
+        pod = await world.add_pod(volumes=[EPHEMERAL])
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
+        claim = await add_claim(world.virtual, "work-data")
+        await world.wait_for_pod(has_condition(keys.MAPPED_CONDITION, "False", "ClaimNotOwned"))
+        owned = owned_object(pod, PERSISTENT_VOLUME_CLAIMS, {}, name="work-data")["metadata"]["ownerReferences"]
+        await world.virtual.patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"ownerReferences": owned}})
+        twin = await world.wait_for_twin()
+        [mounted] = await claims(world)
+        assert twin["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": name_of(mounted)}}]
 
 
 @in_virtual_time

@@ -153,7 +153,8 @@ def escapes_of_identity(metadata: Object, pod: Object) -> Iterator[str]:
 
 def escapes_by_names(spec: Object, pod: Object) -> Iterator[str]:
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-    own = {physical_name(BINDING.virtual_cluster, BINDING.uid, namespace, text) for text in {*texts(pod), ""}}
+    claims = {f"{name}-{each['name']}" for each in pod["spec"].get("volumes") or () if each.get("ephemeral")}
+    own = {physical_name(BINDING.virtual_cluster, BINDING.uid, namespace, text) for text in {*texts(pod), *claims, ""}}
     own.add(tokens_secret_name(BINDING.virtual_cluster, BINDING.uid, namespace, name))
     for secret in spec.get("imagePullSecrets", ()):
         if secret.keys() - {"name"} or secret.get("name", next(iter(own))) not in own:

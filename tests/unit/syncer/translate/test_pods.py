@@ -173,7 +173,6 @@ def test_daemon_set_pods_run_on_request() -> None:
     ("spec", "path"),
     [
         ({"resourceClaims": [{"name": "gpu"}]}, "spec.resourceClaims"),
-        ({"volumes": [{"name": "v", "ephemeral": {"volumeClaimTemplate": {}}}]}, "spec.volumes[0].ephemeral"),
         ({"volumes": [{"name": "v", "glusterfs": {"endpoints": "e", "path": "p"}}]}, "spec.volumes[0].glusterfs"),
         (
             {"volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"name": "n"}}]}}]},

@@ -22,6 +22,10 @@ def new_spec(*env: Object, env_from: tuple[Object, ...] = (), volumes: tuple[Obj
     return {"containers": [container], "volumes": [{"name": "v", **each} for each in volumes], **spec}
 
 
+def pod_of(spec: Object) -> Object:
+    return {"metadata": {"name": "work"}, "spec": spec}
+
+
 @pytest.mark.parametrize(
     ("spec", "named"),
     [
@@ -35,6 +39,7 @@ def new_spec(*env: Object, env_from: tuple[Object, ...] = (), volumes: tuple[Obj
         (new_spec(volumes=({"configMap": {"name": "x", "optional": False}},)), Reference(MAP, "x")),
         (new_spec(volumes=({"secret": {"secretName": "x", "optional": True}},)), Reference(SECRET, "x", optional=True)),
         (new_spec(volumes=({"persistentVolumeClaim": {"claimName": "x"}},)), Reference(CLAIM, "x")),
+        (new_spec(volumes=({"ephemeral": {"volumeClaimTemplate": {}}},)), Reference(CLAIM, "work-v")),
         (new_spec(volumes=({"projected": {"sources": [{"configMap": {"name": "x"}}]}},)), Reference(MAP, "x")),
         (new_spec(volumes=({"projected": {"sources": [{"secret": {"name": "x"}}]}},)), Reference(SECRET, "x")),
         (new_spec(volumes=({"csi": {"driver": "d", "nodePublishSecretRef": {"name": "x"}}},)), Reference(SECRET, "x")),
@@ -49,7 +54,7 @@ def new_spec(*env: Object, env_from: tuple[Object, ...] = (), volumes: tuple[Obj
     ],
 )
 def test_every_reference_is_found(spec: Object, named: Reference) -> None:
-    assert list(references(spec)) == [named]
+    assert list(references(pod_of(spec))) == [named]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,7 @@ def test_every_reference_is_found(spec: Object, named: Reference) -> None:
     ],
 )
 def test_empty_references_need_nothing(spec: Object) -> None:
-    assert list(references(spec)) == []
+    assert list(references(pod_of(spec))) == []
     assert list(unknown_sources(spec)) == []
 
 
@@ -80,12 +85,12 @@ def test_listed_references_are_renamed(name: str) -> None:
         return f"renamed-{text}"
 
     for volume in spec.get("volumes", ()):
-        renamed_volume(volume, rename, "tokens")
+        renamed_volume(volume, pod_of(spec), rename, "tokens")
     for field in ("initContainers", "containers", "ephemeralContainers"):
         for container in spec.get(field, ()):
             renamed_container(container, rename, {})
     pulled = [each["name"] for each in spec.get("imagePullSecrets", ()) if each]
-    assert sorted([*requested, *pulled]) == sorted(each.name for each in references(spec))
+    assert sorted([*requested, *pulled]) == sorted(each.name for each in references(pod_of(spec)))
 
 
 def test_every_token_has_key_and_lifetime() -> None:
@@ -105,7 +110,7 @@ def test_every_token_has_key_and_lifetime() -> None:
         ProjectedToken("one.2", "vault", 600),
         ProjectedToken("two.0", "", 3600),
     ]
-    first, second = (renamed_volume(volume, str.upper, "secret") for volume in spec["volumes"])
+    first, second = (renamed_volume(volume, pod_of({}), str.upper, "secret") for volume in spec["volumes"])
     items = [
         each["secret"]["items"][0]
         for each in (*first["projected"]["sources"], *second["projected"]["sources"])
@@ -121,14 +126,22 @@ def test_volume_with_two_sources_keeps_no_name() -> None:
         "secret": {"secretName": "b"},
         "csi": {"nodePublishSecretRef": {"name": "c"}},
     }
-    renamed = renamed_volume(volume, str.upper, "tokens")
+    renamed = renamed_volume(volume, pod_of({}), str.upper, "tokens")
     assert (renamed["configMap"]["name"], renamed["secret"]["secretName"]) == ("A", "B")
     assert renamed["csi"]["nodePublishSecretRef"]["name"] == "C"
 
 
+def test_ephemeral_volume_becomes_its_claim() -> None:
+    volume = {"name": "v", "ephemeral": {"volumeClaimTemplate": {}}}
+    expected = {"name": "v", "persistentVolumeClaim": {"claimName": "WORK-V"}}
+    assert renamed_volume(volume, pod_of({}), str.upper, "tokens") == expected
+    both = {**volume, "persistentVolumeClaim": {"claimName": "other"}}
+    assert renamed_volume(both, pod_of({}), str.upper, "tokens") == expected
+
+
 def test_projection_with_two_sources_keeps_no_name() -> None:
     source = {"configMap": {"name": "a"}, "secret": {"name": "b"}, "clusterTrustBundle": {"name": "c"}}
-    renamed = renamed_volume({"name": "v", "projected": {"sources": [source]}}, str.upper, "tokens")
+    renamed = renamed_volume({"name": "v", "projected": {"sources": [source]}}, pod_of({}), str.upper, "tokens")
     assert renamed["projected"]["sources"] == [{"configMap": {"name": "A"}, "secret": {"name": "B"}}]
 
 
@@ -141,13 +154,13 @@ def test_variable_with_two_sources_keeps_no_name() -> None:
 
 def test_input_is_not_modified() -> None:
     given = {"name": "v", "projected": {"sources": [{"secret": {"name": "a"}}]}}
-    renamed_volume(given, str.upper, "tokens")
+    renamed_volume(given, pod_of({}), str.upper, "tokens")
     assert given == {"name": "v", "projected": {"sources": [{"secret": {"name": "a"}}]}}
 
 
 FIELDS = (
     *("configMap", "secret", "projected", "sources", "name", "secretName", "persistentVolumeClaim", "claimName", "csi"),
-    *("env", "envFrom", "valueFrom", "secretKeyRef", "configMapRef", "serviceAccountToken", "optional"),
+    *("ephemeral", "env", "envFrom", "valueFrom", "secretKeyRef", "configMapRef", "serviceAccountToken", "optional"),
 )
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
@@ -159,5 +172,5 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 @given(st.dictionaries(st.sampled_from(["volumes", "containers", "initContainers", "imagePullSecrets"]), ANYTHING))
 def test_spec_of_any_shape_is_read(spec: Object) -> None:
     """An invalid spec must not stop the informer that reads all pods."""
-    assert all(isinstance(each, Reference) for each in references(spec))
+    assert all(isinstance(each, Reference) for each in references(pod_of(spec)))
     assert all(path.startswith("spec.") for path in unknown_sources(spec))

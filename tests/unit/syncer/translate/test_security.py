@@ -149,7 +149,7 @@ def test_selinux_container_types_are_allowed(kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("source", ["csi", "ephemeral", "image"])
+@pytest.mark.parametrize("source", ["csi", "image"])
 def test_standard_allows_volumes_that_we_reject(source: str) -> None:
     assert violations(new_volume(source), "restricted") == []
 
@@ -197,7 +197,7 @@ def test_null_counts_as_unset() -> None:
 # -- our allow-list
 
 SOURCES = (
-    *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "csi", "ephemeral", "fc", "flexVolume"),
+    *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "csi", "fc", "flexVolume"),
     *("flocker", "gcePersistentDisk", "gitRepo", "glusterfs", "hostPath", "image", "iscsi", "nfs"),
     *("photonPersistentDisk", "portworxVolume", "quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume"),
     "somethingNew",

@@ -17,7 +17,9 @@ from tapestry.controlplane.volume_matching import SELECTED_NODE
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, annotations_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
+from tapestry.syncer.cache_transforms import virtual_pod
 from tapestry.syncer.topdown.dependencies import DependencyNotReady
+from tapestry.syncer.views import VirtualPod
 from tapestry.tenants.sync.volumes import TenantVolumes
 
 from ...syncer.world import SERVED, rejecting
@@ -54,12 +56,16 @@ async def running_world(**spec: Any) -> AsyncIterator[tuple[TwinWorld, TenantVol
         yield world, wired[0]
 
 
-def mounted_claim(volumes: TenantVolumes, name: str = "data") -> str:
+def mounted_claim(volumes: TenantVolumes, name: str = "data", pod: VirtualPod | None = None) -> str:
     """Return the name of the claim that a pod would mount in the host cluster."""
     assert isinstance(volumes.current_binding, OfferingBinding)
     binding = volumes.current_binding.get()
     assert binding is not None
-    return volumes.mounted_claim(f"team-a/{name}", binding)
+    return volumes.mounted_claim(f"team-a/{name}", pod or virtual_pod(new_pod()), binding)
+
+
+def new_pod(*mounts: Object) -> Object:
+    return {**object_named("work", "team-a"), "spec": {"volumes": list(mounts), "containers": []}}
 
 
 @in_virtual_time
@@ -77,6 +83,23 @@ async def test_host_cluster_provisions_claim_of_plane() -> None:
         assert name_of(volume) == f"pvc-{uid_of(claim)}"
         assert volume["spec"]["csi"] == {"driver": "host.tapestry.io", "volumeHandle": name_of(volume)}
         assert claim["status"]["capacity"] == {"storage": "1Gi"}
+
+
+@in_virtual_time
+async def test_ephemeral_volume_needs_the_claim_created_for_its_pod() -> None:
+    async with running_world() as (world, volumes):
+        pod = new_pod({"name": "data", "ephemeral": {"volumeClaimTemplate": {}}})
+        pod["metadata"]["uid"] = "uid-of-pod"
+        await world.plane.create(PERSISTENT_VOLUME_CLAIMS, new_claim("work-data"))
+        claim = await wait_for_claim(world.plane, is_bound, "work-data")
+        with pytest.raises(DependencyNotReady, match="was not created for") as raised:
+            mounted_claim(volumes, "work-data", virtual_pod(pod))
+        assert raised.value.reason == "ClaimNotOwned"
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": "work", "uid": "uid-of-pod"}
+        await world.plane.patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"ownerReferences": [owner]}})
+        await wait_for_claim(world.plane, lambda each: bool(each["metadata"].get("ownerReferences")), "work-data")
+        await asyncio.sleep(1)
+        assert mounted_claim(volumes, "work-data", virtual_pod(pod)) == name_of(await the_twin(world.host))
 
 
 @in_virtual_time
