@@ -6,9 +6,12 @@ The socket is not read while the client has used up its queries, so that the ker
 import asyncio
 import socket
 import struct
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tapestry.dns.messages import (
     MAX_TCP,
@@ -22,6 +25,7 @@ from tapestry.dns.messages import (
 )
 from tapestry.dns.resolver import Forwarded, Resolver
 from tapestry.process.logs import logger
+from tapestry.process.work_meter import CURRENT_METER, WorkMeter
 
 log = logger(__name__)
 
@@ -65,8 +69,11 @@ class QueryCounts:
 class DnsListener:
     """Sockets of one resolver."""
 
-    def __init__(self, resolver: Resolver, group: asyncio.TaskGroup) -> None:
-        self._resolver, self._group = resolver, group
+    def __init__(
+        self, resolver: Resolver, group: asyncio.TaskGroup, meter: Callable[[], WorkMeter | None] = lambda: None
+    ) -> None:
+        """Create a listener. `meter` returns the meter of the cluster, to which all work is added."""
+        self._resolver, self._group, self._meter = resolver, group, meter
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._sockets: list[socket.socket] = []
@@ -121,6 +128,12 @@ class DnsListener:
     # -- UDP
 
     def _read(self, channel: socket.socket) -> None:
+        meter, started = self._meter(), time.perf_counter_ns()
+        self._answer_packets(channel)
+        if meter is not None:
+            meter.loop_ns += time.perf_counter_ns() - started
+
+    def _answer_packets(self, channel: socket.socket) -> None:
         """Answer some of the packets that have arrived."""
         available = self._available()
         if available <= 0:
@@ -206,7 +219,7 @@ class DnsListener:
         async def answer() -> None:
             peer.send(await self._forwarded_response(query, forwarded, query.udp_size))
 
-        task = self._group.create_task(answer(), name=f"dns-{self._resolver.client}")
+        task = self._create_task(answer(), f"dns-{self._resolver.client}")
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
@@ -230,7 +243,13 @@ class DnsListener:
             writer.close()
             return
         self._connections.add(writer)
-        self._group.create_task(self._serve(reader, writer), name=f"dns-tcp-{self._resolver.client}")
+        self._create_task(self._serve(reader, writer), f"dns-tcp-{self._resolver.client}")
+
+    def _create_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Create a task whose steps belong to the cluster."""
+        context = Context()
+        context.run(CURRENT_METER.set, self._meter())
+        return self._group.create_task(work, name=name, context=context)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the queries of a connection one after the other."""

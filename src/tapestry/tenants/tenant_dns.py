@@ -25,8 +25,10 @@ from tapestry.kube.crds import InvalidSpec, decode_spec
 from tapestry.kube.objects import Object, uid_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES
 from tapestry.planes.open_plane import OpenPlane
+from tapestry.planes.plane_metrics import OPEN_PLANES
 from tapestry.planes.plane_ports import PortUse
 from tapestry.planes.plane_set import PlaneSet
+from tapestry.process.work_meter import WorkMeter
 from tapestry.syncer.translate.pod_dns import CLUSTER_DOMAIN
 from tapestry.syncer.translate.services import SERVICE_NAME
 from tapestry.tenants.dns_metrics import COUNTS
@@ -101,7 +103,7 @@ class TenantDns:
             is_foreign=lambda address: self.is_foreign(plane_id, address),
             forwarder=self.forwarder,
         )
-        listener = DnsListener(resolver, self.group)
+        listener = DnsListener(resolver, self.group, partial(meter_of, plane_id))
         await listener.start(host, port)
         COUNTS[plane_id] = listener.counts
         return TenantListener(listener, partial(self.forget, plane_id))
@@ -159,6 +161,12 @@ class TenantDns:
         except InvalidSpec:
             return None
         return dns_rules(binding, self.system)
+
+
+def meter_of(plane_id: str) -> WorkMeter | None:
+    """Return the meter of a plane, while it is open."""
+    plane = OPEN_PLANES.get(plane_id)
+    return plane.work if plane is not None else None
 
 
 @dataclass(frozen=True)

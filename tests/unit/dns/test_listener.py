@@ -24,6 +24,7 @@ from tapestry.dns.messages import (
 )
 from tapestry.dns.resolver import Resolver, Rules
 from tapestry.local.kubernetes import free_ports
+from tapestry.process.work_meter import WorkMeter
 
 from .dns_servers import Upstream, ask, running_upstream, sent, sent_over_tcp
 
@@ -50,14 +51,18 @@ def service(**spec: Any) -> bytes:
 
 @asynccontextmanager
 async def running(
-    upstream: Upstream | None = None, names: Callable[[], ClusterNames | None] | None = None, **rules: Any
+    upstream: Upstream | None = None,
+    names: Callable[[], ClusterNames | None] | None = None,
+    meter: Callable[[], WorkMeter | None] = lambda: None,
+    **rules: Any,
 ) -> AsyncIterator[DnsListener]:
     """Run a listener for a cluster."""
     servers = (Server("127.0.0.1", upstream.port),) if upstream is not None else ()
     given = Rules(servers, **{"source_ranges": (LOOPBACK,), "refused_ranges": (PRIVATE,), **rules})
     found = cluster()
     async with asyncio.TaskGroup() as group:
-        listener = DnsListener(Resolver("blue", wire_name(DOMAIN), names or (lambda: found), lambda: given), group)
+        resolver = Resolver("blue", wire_name(DOMAIN), names or (lambda: found), lambda: given)
+        listener = DnsListener(resolver, group, meter)
         await listener.start("127.0.0.1", *free_ports(1))
         try:
             yield listener
@@ -95,6 +100,13 @@ async def test_other_names_are_forwarded_and_cached() -> None:
         assert await ask(listener.port, f"out.default.svc.{DOMAIN}") == (Code.NOERROR, ["192.0.2.7"])
         assert await ask(listener.port, "missing.example.com") == (Code.NXDOMAIN, [])
         assert listener.counts == QueryCounts(queries=4, forwarded=2)
+
+
+async def test_work_is_added_to_the_meter_of_the_cluster() -> None:
+    meter = WorkMeter()
+    async with running(meter=lambda: meter) as listener:
+        await ask(listener.port, f"web.default.svc.{DOMAIN}")
+        assert meter.loop_ns > 0
 
 
 async def test_query_that_no_server_answers_has_failed() -> None:
