@@ -22,7 +22,15 @@ from tapestry.local import simulated_storage
 from tapestry.manager.volume_policies import POD_SOURCES
 
 from .escape_objects import VICTIM_LABELS
-from .escaping_tenant import CANARY, INGRESS_CLASS, INGRESS_DOMAIN, PRIORITIES, STORAGE_CLASS, EscapingTenant
+from .escaping_tenant import (
+    ACCOUNT_OF_PODS,
+    CANARY,
+    INGRESS_CLASS,
+    INGRESS_DOMAIN,
+    PRIORITIES,
+    STORAGE_CLASS,
+    EscapingTenant,
+)
 
 CLAIM_ANNOTATIONS = (keys.PREFIX, "pv.kubernetes.io/", "volume.kubernetes.io/", "volume.beta.kubernetes.io/storage-p")
 """Prefixes of annotations that the syncer and the controllers of the host cluster write."""
@@ -70,7 +78,7 @@ def check_pod(pod: Object, tenant: EscapingTenant) -> Iterator[str]:
     spec = pod["spec"]
     yield from check_pod_metadata(pod, tenant)
     yield from (field for field in ("hostNetwork", "hostPID", "hostIPC", "runtimeClassName") if spec.get(field))
-    if spec.get("serviceAccountName", "default") != "default" or spec.get("automountServiceAccountToken") is not False:
+    if spec.get("serviceAccountName") != ACCOUNT_OF_PODS or spec.get("automountServiceAccountToken") is not False:
         yield "account of the host cluster"
     if spec.get("nodeName") in (tenant.values["closed"], "evil"):
         yield f"runs on {spec['nodeName']}"

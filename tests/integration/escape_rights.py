@@ -40,6 +40,10 @@ def labelled(labels: dict[str, str] = LABELS, name: str = "evil", **content: Any
     return {"metadata": {"name": name, "labels": labels}, **content}
 
 
+def account(name: str) -> Any:
+    return labelled(SETUP, name, automountServiceAccountToken=False)
+
+
 def of_tenant(name: str, method: str, path: str, body: Any = None) -> Refused:
     return Refused(f"account of the tenant: {name}", REFUSED, method, path, body, target=TENANT)
 
@@ -115,6 +119,7 @@ def budget(**spec: Any) -> Any:
 PLAIN_OBJECTS = [
     (f"{OWN}/pods", pod()),
     (f"{OWN}/pods", pod(priorityClassName="tenants-high")),
+    (f"{OWN}/pods", pod(serviceAccountName="builder")),
     (INGRESSES, ingress()),
     (INGRESSES, ingress(tls=[{"hosts": ["*.<own-id>.apps.example.com"], "secretName": "a"}])),
     (NETWORK_POLICIES, egress({"podSelector": SELECTOR}, block("8.8.0.0/16"), block("2a00::/16"))),
@@ -195,6 +200,12 @@ TENANT_ACCOUNT = [
     of_tenant("a pod with a path of the node", "POST", f"{OWN}/pods", pod(volumes=HOST_PATH)),
     of_tenant("a pod with a token", "POST", f"{OWN}/pods", pod(volumes=TOKEN_VOLUME)),
     of_tenant("a pod with an account", "POST", f"{OWN}/pods", pod(serviceAccountName="tapestry-tenant")),
+    of_tenant("a pod with an account of the victim", "POST", f"{OWN}/pods", pod(serviceAccountName="victims")),
+    of_tenant("a pod with the token of its account", "POST", f"{OWN}/pods",
+              pod(serviceAccountName="builder", automountServiceAccountToken=True)),
+    of_tenant("the token of the pods' account", "POST", f"{OWN}/serviceaccounts/builder/token", {"spec": {}}),
+    of_tenant("rights for the pods' account", "PATCH", f"{OWN}/serviceaccounts/builder",
+              {"metadata": {"annotations": {"eks.amazonaws.com/role-arn": "arn"}}}),
     of_tenant("a pod with a mounted account", "POST", f"{OWN}/pods", pod(automountServiceAccountToken=True)),
     of_tenant("a privileged pod", "POST", f"{OWN}/pods", pod(containers=[PRIVILEGED])),
     of_tenant("a pod in the network of the node", "POST", f"{OWN}/pods", pod(hostNetwork=True)),
@@ -273,6 +284,12 @@ PROCESS_ACCOUNT = [
     of_process("bind for the cluster", "POST", f"{RBAC}/clusterrolebindings",
                labelled(SETUP, roleRef=ADMIN, subjects=EVERYBODY)),
     of_process("an account at the owner", "POST", f"{FOREIGN}/serviceaccounts", labelled(SETUP, "tapestry-tenant")),
+    of_process("an account with another name", "POST", f"{OWN}/serviceaccounts", account("other")),
+    of_process("an account with a cloud identity", "PATCH", f"{OWN}/serviceaccounts/builder",
+               {"metadata": {"annotations": {"eks.amazonaws.com/role-arn": "arn"}}}),
+    of_process("an account whose token is mounted", "PATCH", f"{OWN}/serviceaccounts/builder",
+               {"automountServiceAccountToken": True}),
+    of_process("a token of the pods' account", "POST", f"{OWN}/serviceaccounts/builder/token", {"spec": {}}),
     of_process("a token of another account", "POST", f"{SYSTEM}/serviceaccounts/default/token", {"spec": {}}),
     of_process("a Service at the owner", "POST", f"{FOREIGN}/services",
                labelled(SETUP, spec={"ports": [{"port": 80}]})),

@@ -62,12 +62,16 @@ PRIORITIES = {"tenants-low": -30, "tenants-high": -20}
 """PriorityClasses that tenants may use."""
 STORAGE_CLASS = "standard"
 """The only class that the host cluster offers."""
+ACCOUNT_OF_PODS = "builder"
+ACCOUNTS = {"victim": "victims", "mallory": ACCOUNT_OF_PODS}
+"""Account of the pods of each tenant in the host cluster."""
 OFFERS = {
     "ingressClass": INGRESS_CLASS,
     "ingressDomain": INGRESS_DOMAIN,
     "ingressNamespace": INGRESS_NAMESPACE,
     "storageClasses": [{"name": STORAGE_CLASS}],
     "priorityRange": {"classes": list(PRIORITIES)},
+    "serviceAccounts": [ACCOUNT_OF_PODS, "victims"],
 }
 """What the HostCluster offers."""
 TIMEOUT = 20.0
@@ -170,7 +174,8 @@ async def escaping_tenant(folder: Path) -> AsyncIterator[EscapingTenant]:
         await create_foreign_objects(world.host.client)
         await world.management.patch(HOST_CLUSTERS, object_named("east"), {"spec": OFFERS | dns_offers(upstream)})
         sync = {**SYNC, "nodeSelector": open_nodes()}
-        ids = {name: await world.add_tenant(name, sync=sync) for name in ("victim", "mallory")}
+        of_pods = ACCOUNTS.items()
+        ids = {name: await world.add_tenant(name, sync=sync, serviceAccountName=each) for name, each in of_pods}
         victim = await create_victim(world.tenant_client(ids["victim"]), ids["victim"])
         mallory = world.tenant_client(ids["mallory"])
         own = await run_pod(mallory, "own", volumes=[await volume_of_claim(mallory)])

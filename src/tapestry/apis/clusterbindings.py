@@ -260,6 +260,14 @@ class ClusterBindingSpec(ApiStruct):
         Meta(description="Hard limits of the tenant's namespace in the host cluster, as in a ResourceQuota."),
     ] = field(default_factory=dict)
     dns: TenantDns = TenantDns()
+    service_account_name: Annotated[
+        str,
+        Meta(
+            max_length=253,
+            description="ServiceAccount of the pods of a plane in the host cluster, one of `serviceAccounts` of the"
+            " HostCluster. Pods never get its token. Empty: `default`.",
+        ),
+    ] = ""
     api_host: Annotated[
         str,
         Meta(

@@ -86,6 +86,14 @@ class HostClusterSpec(ApiStruct):
         dict[str, Annotated[str, Meta(max_length=16)]],
         Meta(max_length=8, description="Annotations of these Ingresses by which the controller passes TLS through."),
     ] = field(default_factory=dict)
+    service_accounts: Annotated[
+        tuple[Name, ...],
+        Meta(
+            max_length=64,
+            description="Names of ServiceAccounts that tenants may give to their pods. Each tenant has its own ones,"
+            " without rights. Empty: pods have the account `default`.",
+        ),
+    ] = ()
     api_address: Annotated[
         Address, Meta(description="IP address at which pods of the host cluster reach the process of the planes.")
     ] = ""

@@ -111,6 +111,12 @@ for each in COMMANDS:
     " nginx.ingress.kubernetes.io/ssl-passthrough=true. Repeatable.",
 )
 @click.option(
+    "--service-account",
+    multiple=True,
+    help="Name of a ServiceAccount that tenants may give to their pods. Each tenant gets its own one, without rights."
+    " Repeatable.",
+)
+@click.option(
     "--priority-class",
     multiple=True,
     help="PriorityClass of the host cluster for priorities of tenants' pods. Repeatable, from the lowest one on.",
@@ -159,6 +165,8 @@ async def run_add(name: str, connect: Connect, options: dict[str, Any]) -> None:
         spec["storageClasses"] = [storage_class_from_option(each) for each in options["storage_class"]]
     if options["api_ingress_annotation"]:
         spec["apiIngressAnnotations"] = options["api_ingress_annotation"]
+    if options["service_account"]:
+        spec["serviceAccounts"] = list(options["service_account"])
     if options["priority_class"]:
         spec["priorityRange"] = {"classes": list(options["priority_class"])}
     plan = HostPlan(

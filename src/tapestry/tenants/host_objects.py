@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.apis.hostclusters import OfferedStorageClass
+from tapestry.apis.hostclusters import HostClusterSpec, OfferedStorageClass
 from tapestry.apis.mount_labels import stricter_level
 from tapestry.kube.names import hashed_name, safe_label_value
 from tapestry.kube.objects import Object
@@ -38,6 +38,8 @@ NAMESPACE_PREFIX = "tapestry-tenant-"
 """Prefix of the namespaces of tenants in a host cluster. The process may write nothing in others."""
 ACCOUNT = "tapestry-tenant"
 """ServiceAccount of a tenant in its namespace, its RoleBinding, and the ClusterRole with its rights there."""
+OWN_ACCOUNTS = ("default", ACCOUNT)
+"""Accounts in the namespace of a tenant that are not for its pods to choose."""
 API_SERVICE = "kubernetes"
 """Service that leads to the API of the plane."""
 DNS_SERVICE = "tapestry-dns"
@@ -112,6 +114,7 @@ def namespace_object(binding: Binding, facts: HostFacts) -> Object:
         keys.FORBIDDEN_RANGES: ",".join(map(str, forbidden_ranges(binding, found))),
         keys.PLANE_ENDPOINTS: ",".join(plane_endpoints(found)),
         keys.OFFERED_CLASSES: ",".join(each.name_in_host for each in offered_classes(binding)) or None,
+        keys.POD_ACCOUNT: binding.spec.service_account_name or None,
         keys.PRIORITY_CLASSES: ",".join([default_priority_class(binding), *priority_classes(binding, facts)]),
     }
     return {"metadata": {"name": host_namespace(binding), "labels": labels, "annotations": annotations}}
@@ -283,8 +286,20 @@ def ingress_objects(binding: Binding, facts: HostFacts) -> Iterator[SetupObject]
 # -- account
 
 
+def pod_account_fault(host: HostClusterSpec, name: str) -> str:
+    """Return why the pods of tenants may not have an account; empty if they may."""
+    if name in host.service_accounts and name not in OWN_ACCOUNTS:
+        return ""
+    offered = ", ".join(each for each in host.service_accounts if each not in OWN_ACCOUNTS)
+    return f"must be one of {offered} in this host cluster" if offered else "must be empty in this host cluster"
+
+
 def account_objects(binding: Binding) -> Iterator[SetupObject]:
-    """Yield the account that the syncer writes with, and its rights in the namespace."""
+    """Yield the account that the syncer writes with, its rights in the namespace, and the account of the pods."""
+    if (name := binding.spec.service_account_name) and binding.host is not None:
+        if fault := pod_account_fault(binding.host, name):
+            raise TenantSpecError(f"spec.serviceAccountName: {fault}")
+        yield SERVICE_ACCOUNTS, {"metadata": metadata(binding, name), "automountServiceAccountToken": False}
     yield SERVICE_ACCOUNTS, {"metadata": metadata(binding, ACCOUNT), "automountServiceAccountToken": False}
     yield (
         ROLE_BINDINGS,

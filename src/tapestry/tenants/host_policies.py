@@ -152,11 +152,25 @@ def setup_rules() -> Iterator[Object]:
 
 
 def account_rules() -> Iterator[Object]:
-    """Yield the rules for accounts of tenants: one with fixed rights in each namespace, and its tokens."""
-    name = f"({is_token_request()} ? request.name : variables.current.metadata.name)"
+    """Yield the rules for accounts of tenants: one with fixed rights, and its tokens, and one of the pods without."""
+    accounts, name = ["serviceaccounts"], "variables.current.metadata.name"
+    is_own_token = f"request.name == {cel(ACCOUNT)} || request.namespace == {cel(SHARED_NAMESPACE)}"
+    of_pods = f"{name} == {annotation('namespaceObject', keys.POD_ACCOUNT)} && {name} != 'default'"
     yield rule(
-        only_for(["serviceaccounts"], f"request.namespace == {cel(SHARED_NAMESPACE)} || {name} == {cel(ACCOUNT)}"),
-        f"the account of the planes may only write ServiceAccounts {ACCOUNT}, and request their tokens and its own",
+        only_for(
+            accounts,
+            f"{is_token_request()} ? {is_own_token} : object == null || {name} == {cel(ACCOUNT)} || {of_pods}",
+        ),
+        f"the account of the planes may only write ServiceAccounts {ACCOUNT} and those of pods, and request the tokens"
+        " of the former and its own",
+    )
+    annotations, old = "object.metadata.annotations", "oldObject.metadata.annotations"
+    unchanged = f"oldObject != null && has({old}) && key in {old} && {old}[key] == {annotations}[key]"
+    without_token = "has(object.automountServiceAccountToken) && !object.automountServiceAccountToken"
+    no_annotations = f"!has({annotations}) || {annotations}.all(key, {unchanged})"
+    yield rule(
+        only_for(accounts, f"{is_token_request()} || object == null || {without_token} && ({no_annotations})"),
+        "the account of the planes may only write ServiceAccounts whose tokens are not mounted, and no annotations",
     )
     subject = f"each.kind == 'ServiceAccount' && each.name == {cel(ACCOUNT)} && each.namespace == request.namespace"
     role = f"object.roleRef.kind == {cel(CLUSTER_ROLES.kind)} && object.roleRef.name == {cel(ACCOUNT)}"
@@ -224,13 +238,15 @@ def tenant_rules() -> Iterator[Object]:
 
 def pod_rules() -> Iterator[Object]:
     creates, spec = "request.operation != 'CREATE'", "object.spec"
+    account = annotation("namespaceObject", keys.POD_ACCOUNT)
     yield rule(
         only_for(
             ["pods"],
             f"{creates} || has({spec}.automountServiceAccountToken) && !{spec}.automountServiceAccountToken"
-            f" && (!has({spec}.serviceAccountName) || {spec}.serviceAccountName in ['', 'default'])",
+            f" && (!has({spec}.serviceAccountName) || {spec}.serviceAccountName in ['', 'default', {account}]"
+            f" && {spec}.serviceAccountName != {cel(ACCOUNT)})",
         ),
-        "spec.serviceAccountName: pods of a tenant have no account in the host cluster",
+        "spec.serviceAccountName: pods of a tenant have only the account of their namespace, and not its token",
     )
     sources = " || ".join(f"has(volume.{source})" for source in POD_SOURCES)
     no_token = (

@@ -151,6 +151,7 @@ class TenantReconciler:
                 addresses=TenantAddresses(prepared.api_address, prepared.dns_address),
                 destinations=prepared.destinations,
                 priority_classes=prepared.priority_classes,
+                service_account=binding.spec.service_account_name,
                 access=prepared.access,
             )
         )

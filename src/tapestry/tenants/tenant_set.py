@@ -34,6 +34,8 @@ class Tenant:
     destinations: Destinations
     priority_classes: tuple[str, ...]
     """Classes of the host cluster for the priorities of its pods; empty if all have the same."""
+    service_account: str
+    """Account of its pods in the host cluster; empty for `default`."""
     access: Access = field(compare=False, repr=False)
     """Access to the host cluster with the account of the tenant."""
 

@@ -43,7 +43,7 @@ PROJECT_ANNOTATION = PREFIX + "project"
 """Annotation of a namespace with the project that it belongs to."""
 NOT_DESIRED = frozenset({"operation", "project", "owner", "engine", "expireTime", "deletionProtection"})
 """Fields whose change needs no operation."""
-HOST_FIELDS = frozenset({"ingress"})
+HOST_FIELDS = frozenset({"ingress", "serviceAccount"})
 """Fields that the host cluster has to allow."""
 SCALED = frozenset({"resources", "replicas"})
 CARRIED = ("project", "owner", "engine")

@@ -7,12 +7,15 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from tapestry.apis.hostclusters import HOST_CLUSTER
+from tapestry.apis.hostclusters import HOST_CLUSTER, HostClusterSpec
 from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.crds import decode_spec
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
 from tapestry.tenants.api_ingress import api_ingress_faults
+from tapestry.tenants.host_objects import pod_account_fault
 from tapestry.vclusters.errors import Violation, field_unsupported, no_host_capacity
+
+NO_HOST = "must not be set: the virtual cluster has no host cluster"
 
 
 class Demand(NamedTuple):
@@ -79,16 +82,22 @@ def check_host_fields(spec: Object, host: Object | None, others: Iterable[Demand
 
 def field_faults(spec: Object, host: Object | None, others: Iterable[Demand]) -> Iterator[Violation]:
     """Yield the fields of a spec that a host cluster does not allow."""
-    hostname = requested_hostname(spec)
-    if not hostname:
-        return
+    hostname, account = requested_hostname(spec), requested_account(spec)
     if host is None:
-        yield Violation("spec.ingress.enabled", "must be false: the virtual cluster has no host cluster")
+        fields = {"spec.ingress.enabled": hostname, "spec.serviceAccount.name": account}
+        yield from (Violation(field, NO_HOST) for field, value in fields.items() if value)
         return
-    ingress = spec["ingress"]
-    offer, given = decode_spec(HOST_CLUSTER, host), (ingress.get("ingressClass") or "", ingress.get("annotations"))
-    for field, message in api_ingress_faults(offer, hostname, *given):
-        yield Violation(f"spec.ingress.{field}", message)
+    offer = decode_spec(HOST_CLUSTER, host)
+    if account and (fault := pod_account_fault(offer, account)):
+        yield Violation("spec.serviceAccount.name", fault)
+    if hostname:
+        yield from ingress_faults(spec["ingress"], offer, others)
+
+
+def ingress_faults(ingress: Object, offer: HostClusterSpec, others: Iterable[Demand]) -> Iterator[Violation]:
+    hostname = ingress["hostname"]
+    faults = api_ingress_faults(offer, hostname, ingress.get("ingressClass") or "", ingress.get("annotations"))
+    yield from (Violation(f"spec.ingress.{field}", message) for field, message in faults)
     if any(each.hostname == hostname for each in others):
         yield Violation("spec.ingress.hostname", "another virtual cluster has it")
 
@@ -97,6 +106,12 @@ def requested_hostname(spec: Object) -> str:
     """Return the host name of the Ingress that a spec requests; empty if it requests none."""
     ingress = spec.get("ingress") or {}
     return str(ingress.get("hostname") or "") if ingress.get("enabled") else ""
+
+
+def requested_account(spec: Object) -> str:
+    """Return the account of pods in the host cluster that a spec requests; empty for the default one."""
+    name = str(value_at(spec, "serviceAccount", "name", default=""))
+    return "" if name == "default" else name
 
 
 def ingress_url(spec: Object) -> str:

@@ -115,7 +115,7 @@ OWN_PROCESS_CPU = "1"
 ONLY_QUOTA = "counts for the quota of the project only"
 NO_PLUGINS = "must be empty: the native engine has no plugins"
 NO_CERT_MANAGER = "must be empty: TLS ends at the plane"
-NO_ACCOUNT = "must be empty: pods have the account default of their namespace in the host cluster, without rights"
+NO_ACCOUNT_ANNOTATIONS = "must be empty: only the owner of the host cluster annotates the account"
 
 NATIVE: Mapping[str, Treat] = {
     "project": honored,
@@ -163,8 +163,8 @@ NATIVE: Mapping[str, Treat] = {
     "ingress.tls.secretName": rejected(NO_CERT_MANAGER),
     "ingress.tls.useCertManager": rejected(NO_CERT_MANAGER),
     "ingress.tls.issuerName": rejected(NO_CERT_MANAGER),
-    "serviceAccount.name": rejected(NO_ACCOUNT),
-    "serviceAccount.annotations": rejected(NO_ACCOUNT),
+    "serviceAccount.name": honored,
+    "serviceAccount.annotations": rejected(NO_ACCOUNT_ANNOTATIONS),
     "serviceAccount.automountToken": rejected("must be false: pods never get a token of the host cluster"),
     "isolationMode": honored,
     "plugins": rejected(NO_PLUGINS),

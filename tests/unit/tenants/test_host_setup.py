@@ -13,7 +13,15 @@ from tapestry.apis.hostclusters import HostClusterSpec, OfferedStorageClass, Pri
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of
-from tapestry.kube.resources import INGRESSES, NAMESPACES, NETWORK_POLICIES, RESOURCE_QUOTAS, SERVICES
+from tapestry.kube.resources import (
+    INGRESSES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    RESOURCE_QUOTAS,
+    ROLE_BINDINGS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+)
 from tapestry.tenants.host_objects import (
     API_SERVICE,
     DEFAULT_COUNTS,
@@ -206,3 +214,25 @@ async def test_host_name_not_allowed_is_rejected() -> None:
     _, client = host_cluster()
     with pytest.raises(TenantSpecError, match=r"spec\.apiHost: the HostCluster has no Ingresses"):
         await apply_tenant(client, tenant_binding(apiHost="blue.api.example.com"), FACTS)
+
+
+@in_virtual_time
+async def test_account_of_pods_has_no_rights() -> None:
+    _, client = host_cluster()
+    binding = tenant_binding(serviceAccountName="builder")
+    with pytest.raises(TenantSpecError, match=r"spec\.serviceAccountName: must be empty"):
+        await apply_tenant(client, binding, FACTS)
+    assert binding.host is not None
+    offer = structs.replace(binding.host, service_accounts=("builder", "tapestry-tenant"))
+    namespace = await apply_tenant(client, replace(binding, host=offer), FACTS)
+    accounts = {name_of(each): each for each in await client.list(SERVICE_ACCOUNTS, namespace)}
+    assert {*accounts} == {"builder", "tapestry-tenant"}
+    assert accounts["builder"]["automountServiceAccountToken"] is False
+    [rights] = await client.list(ROLE_BINDINGS, namespace)
+    assert [each["name"] for each in rights["subjects"]] == ["tapestry-tenant"]
+    assert annotations_of(await client.get(NAMESPACES, namespace))[keys.POD_ACCOUNT] == "builder"
+    await apply_tenant(client, replace(tenant_binding(), host=offer), FACTS)
+    assert [name_of(each) for each in await client.list(SERVICE_ACCOUNTS, namespace)] == ["tapestry-tenant"]
+    own = tenant_binding(serviceAccountName="tapestry-tenant")
+    with pytest.raises(TenantSpecError, match="must be one of builder"):
+        await apply_tenant(client, replace(own, host=offer), FACTS)

@@ -23,6 +23,7 @@ def new_tenant(binding_uid: str = "uid-1", plane_id: str = "blue", **fields: str
         addresses=TenantAddresses(),
         destinations=Destinations(),
         priority_classes=(),
+        service_account="",
         access=Access("https://east.example"),
         **values,
     )

@@ -101,6 +101,21 @@ def test_annotation_of_the_host_is_allowed() -> None:
     assert placed("", [offering("a")], (), ingress=ingress) == "a"
 
 
+@pytest.mark.parametrize("account", ["tapestry-tenant", "other"])
+@pytest.mark.parametrize("hosts", [[], [offering("a", serviceAccounts=["builder", "tapestry-tenant", "default"])]])
+def test_account_that_no_host_allows_is_rejected_by_name(hosts: list[Object], account: str) -> None:
+    with pytest.raises(ServiceError) as raised:
+        placed("", hosts, (), serviceAccount={"name": account})
+    assert raised.value.metadata["fields"] == "spec.serviceAccount.name"
+
+
+def test_account_of_the_host_is_allowed() -> None:
+    hosts = [host("a"), offering("b", serviceAccounts=["builder"])]
+    assert placed("", hosts, (), serviceAccount={"name": "builder"}) == "b"
+    assert placed("", hosts, (), serviceAccount={"name": "default"}) == "a"
+    assert placed("", [], (), serviceAccount={"name": "default"}) == ""
+
+
 def test_url_of_an_ingress_needs_it_to_be_enabled() -> None:
     assert ingress_url({"ingress": INGRESS}) == "https://blue.api.example.com"
     assert ingress_url({"ingress": {**INGRESS, "enabled": False}}) == ""

@@ -79,7 +79,7 @@ REJECTED = [
     ("spec.plugins", {"plugins": [{"name": "p"}]}),
     ("spec.helmValues", {"helmValues": "a: 1"}),
     ("spec.ingress.tls.secretName", {"ingress": {"tls": {"enabled": True, "secretName": "certificate"}}}),
-    ("spec.serviceAccount.name", {"serviceAccount": {"name": "sa"}}),
+    ("spec.serviceAccount.annotations", {"serviceAccount": {"name": "sa", "annotations": {"role": "admin"}}}),
     ("spec.serviceAccount.automountToken", {"serviceAccount": {"automountToken": True}}),
     ("spec.sync.customResources", {"sync": {"customResources": ["widgets"]}}),
 ]

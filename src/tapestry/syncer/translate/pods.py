@@ -76,6 +76,8 @@ class TwinSettings:
     labels: Mapping[str, str]
     priority_class: str = ""
     """PriorityClass of the physical cluster; empty for that of the binding. It never changes."""
+    service_account: str = ""
+    """ServiceAccount of the physical cluster; empty for `default`. It never changes."""
 
 
 DEFAULT_SETTINGS = TwinSettings({})
@@ -152,6 +154,8 @@ def desired_twin(
     spec = twin_spec(pod, binding, node, aliases)
     if settings.priority_class:
         spec["priorityClassName"] = settings.priority_class
+    if settings.service_account:
+        spec["serviceAccountName"] = settings.service_account
     twin: Object = {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -24,7 +24,8 @@ class OtherKinds:
         self._resyncs: tuple[Callable[[], None], ...] = ()
 
     def twin_settings(self, pod: Object) -> TwinSettings:
-        return TwinSettings(self._labels.of_pod(pod), self._priorities.class_of(pod))
+        account = self._tenant.service_account
+        return TwinSettings(self._labels.of_pod(pod), self._priorities.class_of(pod), account)
 
     def wire(self, copies: CopyReconciler, requeue_pod: Callable[[str], None]) -> None:
         """Add the controllers to the syncer."""

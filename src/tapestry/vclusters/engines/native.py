@@ -24,7 +24,7 @@ from tapestry.kube.resources import Resource
 from tapestry.vclusters.engines import Observation, StepFailed, StepNotDone
 from tapestry.vclusters.engines.native_snapshots import Results, SnapshotSteps, is_new_cluster
 from tapestry.vclusters.errors import ServiceError
-from tapestry.vclusters.placement import choose_host, demand_of, ingress_url, requested_hostname
+from tapestry.vclusters.placement import choose_host, demand_of, ingress_url, requested_account, requested_hostname
 from tapestry.vclusters.plans import Step
 from tapestry.vclusters.validation import Provided, mapped_message, needs_own_process, treat_spec
 
@@ -51,6 +51,7 @@ UNSET: Object = {
     "defaultStorageClass": None,
     "dns": dict.fromkeys((*DNS_LISTS, "serviceIp")),
     "apiHost": None,
+    "serviceAccountName": None,
 }
 """Fields of a tenant binding that virtual clusters set, without values."""
 TENANT_CONTROLLERS = [WILDCARD, *OPTIONAL_CONTROLLERS]
@@ -338,6 +339,8 @@ def binding_spec(vcluster: Object) -> Object:
         result["isolation"] = {"mode": mode}
     if storage_class := value_at(spec, "storage", "defaultStorageClass"):
         result["defaultStorageClass"] = storage_class
+    if account := requested_account(spec):
+        result["serviceAccountName"] = account
     if hostname := requested_hostname(spec):
         result["apiHost"] = hostname
     if dns := dns_settings(spec):

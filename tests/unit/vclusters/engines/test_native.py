@@ -16,7 +16,7 @@ from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition
-from tapestry.kube.objects import Object, name_of, object_named, value_at
+from tapestry.kube.objects import Object, annotations_of, name_of, object_named, value_at
 from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, INGRESSES, PODS
 from tapestry.local.kubernetes import free_ports
 from tapestry.vclusters.app import run_vclusters
@@ -108,6 +108,21 @@ async def test_pods_run_in_host_cluster_until_they_are_drained(hosted: Service) 
     await hosted.delete()
     assert await hosted.leftovers() == []
     assert not [each for each in await client_pods(hosted) if "work" in name_of(each)]
+
+
+async def test_pods_have_the_requested_account_and_no_token(hosted: Service) -> None:
+    world = hosted.world
+    await world.management.patch(HOST_CLUSTERS, object_named("east"), {"spec": {"serviceAccounts": ["builder"]}})
+    await hosted.create(serviceAccount={"name": "builder"})
+    await run_pod(await hosted.client(), "first")
+    await world.management.patch(VCLUSTERS, NAMED, {"spec": {"serviceAccount": None}})
+    await hosted.request(Verb.UPDATE, Phase.RUNNING)
+    await run_pod(await hosted.client(), "second")
+    accounts = {}
+    for each in await client_pods(hosted):
+        assert each["spec"]["automountServiceAccountToken"] is False
+        accounts[annotations_of(each)["tapestry.io/virtual-pod-name"]] = each["spec"]["serviceAccountName"]
+    assert accounts == {"first": "builder", "second": "default"}
 
 
 async def test_workloads_of_a_cluster_with_host_run(hosted: Service) -> None:
