@@ -110,6 +110,12 @@ async def test_clients_continue_while_a_plane_changes_its_process(kube_assets: P
         await world.move(own=True)
         await world.write("own")
         first = world.pid
+        for arguments in ({"byPath": True}, {"clientCertificate": True}):
+            issued = await plane_kubeconfig(world.management, "p", tmp_path / "issued.yaml", **arguments)
+            async with client_of(issued) as client:
+                assert await client.get(CONFIGMAPS, "own", "default")
+                await client.delete_if_exists(CONFIGMAPS, object_named("shared", "default"))
+        world.written.discard("shared")
 
         os.kill(first, signal.SIGKILL)
         await world.wait_for_next_epoch()

@@ -20,7 +20,7 @@ from tapestry.tenants.app import run_tenants
 async def hold_plane(settings: OwnProcessSettings, admission: str) -> None:
     """Hold the plane until SIGTERM, or until the parent ends. Its connections come from standard input."""
     stopping, config = stop_event(), settings.planes
-    parent = ParentListener(settings.port, socket.socket(fileno=sys.stdin.fileno()), stopping.set)
+    parent = ParentListener(settings.port, Path(settings.pki), socket.socket(fileno=sys.stdin.fileno()), stopping.set)
     build_admission = admission_named(admission, config)
     async with run_planes(config, mounted_routes, extension=run_tenants, admission=build_admission, parent=parent):
         await stopping.wait()

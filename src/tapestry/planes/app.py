@@ -16,7 +16,7 @@ from tapestry.apis.planes import MANAGEMENT, PLANE, PLANES, plane_id
 from tapestry.apiserver.access.certificates import write_private_file
 from tapestry.apiserver.access.ephemeral_tokens import create_token, revoke_token
 from tapestry.apiserver.assembly import OpenServer, ServerExtensions, ServerIsolation, ServerThreads, open_server
-from tapestry.apiserver.core.private_files import change_local_keys
+from tapestry.apiserver.core.private_files import KEYS_FOLDER, change_local_keys
 from tapestry.apiserver.core.requests import APISERVER_USER, BuildAdmission
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.serving.request_handler import MountedHandler
@@ -46,6 +46,7 @@ from tapestry.planes.management import (
 from tapestry.planes.open_plane import OpenPlane
 from tapestry.planes.own_processes import OwnProcesses, ParentListener, receive_connections, remove_own_leftovers
 from tapestry.planes.plane_folders import remove_leftovers
+from tapestry.planes.plane_holders import PlaneHolders
 from tapestry.planes.plane_keys import PlaneKeys
 from tapestry.planes.plane_listener import PlaneListener
 from tapestry.planes.plane_names import PlaneNames
@@ -80,7 +81,7 @@ class PlaneProcess:
     manager: Manager
     """Manager of the controller of planes, whose elector holds the Lease of this process."""
     processes: Processes
-    own_processes: OwnProcesses
+    holders: PlaneHolders
     now: Callable[[], datetime]
 
     @property
@@ -127,10 +128,13 @@ async def run_planes(
             http_server = await listener.listen(*listens_at, hand_over=own_processes.hand_over)
             own_port = http_server.addresses[0][1]
             ports = PlanePorts(listener.listen, address.host, config.own_ports)
-            endpoints = Endpoints(config, names, parent.port if parent else own_port, plane_set, ports)
+            port, pki = (parent.port, parent.pki) if parent else (own_port, config.folder / KEYS_FOLDER)
+            endpoints = Endpoints(config, names, port, plane_set, ports, pki)
             own_processes.port = own_port
             keys = PlaneKeys(plane_set, plane_tls.plane_context, now)
-            routes = [kubeconfig_route(endpoints.endpoint, keys), *credential_routes(keys)]
+            holders = PlaneHolders(endpoints, own_processes)
+            listener.forward = holders.forward_by_path
+            routes = [*map(holders.at_holder, (kubeconfig_route(endpoints.endpoint, keys), *credential_routes(keys)))]
             idle = group.create_task(IdlePlanes(plane_set, now).run(), name="idle-planes")
             try:
                 extensions = ServerExtensions(mount_routes({PLANES.name: routes}), admission)
@@ -142,10 +146,8 @@ async def run_planes(
                     management = client_of(opened.opened)
                     await remove_plane_leftovers(config, management)
                     cleanup = group.create_task(try_to_remove_etcd_leftovers(config, management), name="leftovers")
-                    process = plane_process(config, plane_set, opened.opened, endpoints, plane_tls, own_processes, now)
-                    if parent is not None:
-                        adopt = partial(http_server.adopt, tls=plane_tls.listener_context())
-                        receive_connections(parent, adopt)
+                    process = plane_process(config, plane_set, opened.opened, endpoints, plane_tls, holders, now)
+                    receive_connections(parent, partial(http_server.adopt, tls=plane_tls.listener_context()))
                     async with extension(process), run_controller(process, group_key):
                         log.info("planes process started", name=config.name, address=endpoints.base_url)
                         try:
@@ -159,6 +161,7 @@ async def run_planes(
                 idle.cancel()
                 await ports.close_all()
                 await http_server.stop()
+                await holders.forwarder.close()
 
 
 @asynccontextmanager
@@ -204,12 +207,12 @@ def plane_process(
     management: OpenServer,
     endpoints: Endpoints,
     tls: PlaneTls,
-    own_processes: OwnProcesses,
+    holders: PlaneHolders,
     now: Callable[[], datetime],
 ) -> PlaneProcess:
     manager = planes_manager(management, config, process_identity(config))
     processes = Processes(config.name, manager.elector, is_named_only=config.named_only)
-    return PlaneProcess(config, plane_set, management, endpoints, tls, manager, processes, own_processes, now)
+    return PlaneProcess(config, plane_set, management, endpoints, tls, manager, processes, holders, now)
 
 
 @asynccontextmanager
@@ -239,10 +242,10 @@ async def run_controller(process: PlaneProcess, group_key: GroupKey | None) -> A
         process.plane_set.on_change(recheck)
 
     manager.register("plane-ports", install_ports)
-    if process.own_processes.command and manager.elector is not None and not config.named_only:
+    if process.holders.own_processes.command and manager.elector is not None and not config.named_only:
         manager.register(
             "own-processes",
-            lambda each: own_process_controller.install(each, process.processes, process.own_processes),
+            lambda each: own_process_controller.install(each, process.processes, process.holders.own_processes),
         )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(manager.run(), name="planes")

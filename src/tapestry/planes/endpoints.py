@@ -25,6 +25,8 @@ class Endpoints:
     port: int
     planes: PlaneSet
     ports: PlanePorts
+    pki: Path
+    """Folder of the CA of the listener."""
 
     @property
     def base_url(self) -> str:
@@ -43,7 +45,7 @@ class Endpoints:
     def endpoint(self, plane_id: str, *, by_path: bool = False, own_port: bool = False) -> PlaneEndpoint:
         """Return the endpoint of a plane. Raises Unavailable if this process does not hold it or has no port for it."""
         if by_path:
-            authority = CertificateAuthority(self.config.folder / "pki")
+            authority = CertificateAuthority(self.pki)
             return PlaneEndpoint(self.url(plane_id), authority.certificate_pem())
         authority = CertificateAuthority(Path(held_plane(self.planes, plane_id).config.file_rootpath) / "pki")
         if own_port:

@@ -21,6 +21,7 @@ from msgspec import structs
 
 from tapestry.apis.planes import own_process_name
 from tapestry.apiserver.access.certificates import write_private_file
+from tapestry.apiserver.core.private_files import KEYS_FOLDER
 from tapestry.planes.client_hello import peek_server_name
 from tapestry.planes.config import PlanesConfig
 from tapestry.planes.endpoints import server_names
@@ -45,6 +46,8 @@ class OwnProcessSettings(Section, frozen=True):
     planes: PlanesConfig
     port: int
     """Port of the parent, at which the plane is reached."""
+    pki: str
+    """Folder with the CA of the parent."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class ParentListener:
     """The listener of the parent process, which serves the plane of this one, too."""
 
     port: int
+    pki: Path
     connections: socket.socket
     """Socket from which accepted connections are received."""
     on_end: Callable[[], None]
@@ -141,7 +145,9 @@ class OwnProcesses:
             return
         config = self._config_of(plane_id)
         process_identity(config)
-        settings = msgspec.json.encode(OwnProcessSettings(config, self.port))
+        settings = msgspec.json.encode(
+            OwnProcessSettings(config, self.port, str((self.config.folder / KEYS_FOLDER).absolute()))
+        )
         write_private_file(config.folder / SETTINGS_FILE, settings)
         process = self._running[plane_id] = OwnProcess(plane_id, [*self.command, str(config.folder / SETTINGS_FILE)])
         process.start(self.group)
@@ -197,8 +203,10 @@ def remove_own_leftovers(folder: Path, known_ids: Collection[str]) -> None:
             shutil.rmtree(each, ignore_errors=True)
 
 
-def receive_connections(parent: ParentListener, adopt: Callable[[socket.socket], None]) -> None:
-    """Call `adopt` with each connection from the parent, as long as the event loop runs."""
+def receive_connections(parent: ParentListener | None, adopt: Callable[[socket.socket], None]) -> None:
+    """Call `adopt` with each connection from the parent, if there is one, as long as the event loop runs."""
+    if parent is None:
+        return
     loop, source = asyncio.get_running_loop(), parent.connections
     source.setblocking(False)
 

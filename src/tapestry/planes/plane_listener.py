@@ -5,7 +5,7 @@ open get the same response as requests for an unknown plane.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
@@ -67,6 +67,8 @@ class PlaneListener:
         """Counts connections until a plane authenticates a request on them."""
         self._credentials: WeakKeyDictionary[PlaneEntry, LoadedCredentials] = WeakKeyDictionary()
         self._authenticate_unknown = unknown_plane_authenticator(now)
+        self.forward: Callable[[Exchange, str], Awaitable[bool]] = forward_nothing
+        """Pass a request to the process of its plane, by the id of the plane. Return whether it has one."""
 
     async def listen(self, host: str, port: int, plane_id: str = "", hand_over: HandOver | None = None) -> HttpServer:
         """Listen for all planes, or for one plane that has this port for itself. Raises OSError.
@@ -79,15 +81,20 @@ class PlaneListener:
 
     async def handle(self, exchange: Exchange) -> None:
         try:
-            plane, credentials = await self._plane_for(exchange)
+            found = await self._plane_for(exchange)
         except ApiError as error:
             exchange.keep_alive = exchange.keep_alive and error.code not in CLOSING_CODES
             send_response(exchange, status_response(error))
             return
-        await plane.opened.http_handler.handle(exchange, credentials)
+        if found is not None:
+            plane, credentials = found
+            await plane.opened.http_handler.handle(exchange, credentials)
 
-    async def _plane_for(self, exchange: Exchange) -> tuple[OpenPlane, Credentials]:
-        """Return the open plane of a request, and the credentials of the request. Raises ApiError."""
+    async def _plane_for(self, exchange: Exchange) -> tuple[OpenPlane, Credentials] | None:
+        """Return the open plane of a request, and the credentials of the request. Raises ApiError.
+
+        Return None if another process has answered the request.
+        """
         connection = exchange.connection
         connection_plane = self._tls.plane_of(connection.tls)
         route = route_of(exchange.target, exchange.headers.get("host", ""), connection_plane, self._tls.names)
@@ -96,6 +103,8 @@ class PlaneListener:
         certificate = self._certificate(exchange, entry) if entry is not None and connection_plane else {}
         credentials = credentials_with(exchange, certificate)
         if entry is None:
+            if credentials.bearer_token and not connection_plane and await self.forward(exchange, route.plane_id):
+                return None
             self._authenticate_unknown(credentials)
             raise api_errors.unauthorized()
         plane = entry.plane
@@ -134,6 +143,10 @@ class PlaneListener:
             log.warning("plane credentials unreadable", plane=entry.id, error=str(error))
         self._credentials[entry] = LoadedCredentials(credentials, entry.config, retry_at)
         return credentials
+
+
+async def forward_nothing(_: Exchange, __: str) -> bool:
+    return False
 
 
 async def woken(planes: PlaneSet, entry: PlaneEntry, hold_seconds: float = HOLD_SECONDS) -> OpenPlane:

@@ -178,7 +178,7 @@ def tls_context(certificate: Path, key: Path, client_ca: Path) -> ssl.SSLContext
 def new_contract(process: PlaneProcess, tokens: PageTokens, audit_folder: Path, *, is_compatible: bool) -> Contract:
     objects, pager = StoredObjects(process.management.store), Pager(tokens)
     keys = PlaneKeys(process.plane_set, process.tls.plane_context, process.now)
-    kubeconfigs = VClusterKubeconfigs(objects, process.plane_set, process.endpoints, keys)
+    kubeconfigs = VClusterKubeconfigs(objects, process.plane_set, process.endpoints, keys, process.holders)
     messages = VClusterMessages(is_compatible)
     client = partial(management_client, process.management.request_handler)
     return Contract(

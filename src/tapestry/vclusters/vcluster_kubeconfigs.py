@@ -12,13 +12,16 @@ from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.apiserver.core.requests import APISERVER_USER, MASTERS_GROUP, User
 from tapestry.client.client import Client
+from tapestry.client.http_transport import HttpTransport
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object, name_of, namespace_of, object_named, value_at
 from tapestry.kube.resources import CLUSTER_ROLE_BINDINGS
 from tapestry.planes.endpoints import Endpoints
-from tapestry.planes.kubeconfigs import plane_kubeconfig
+from tapestry.planes.forwarding import ForwardTarget
+from tapestry.planes.kubeconfigs import PlaneEndpoint, plane_kubeconfig
 from tapestry.planes.open_plane import OpenPlane
+from tapestry.planes.plane_holders import PlaneHolders
 from tapestry.planes.plane_keys import PlaneKeys, held_plane
 from tapestry.planes.plane_listener import woken
 from tapestry.planes.plane_set import PlaneSet
@@ -52,26 +55,37 @@ class Kubeconfig:
 class Access:
     """Rights of a caller in a virtual cluster."""
 
-    plane_id: str
+    plane: Object
     role: str
     """ClusterRole of the user's group."""
     user: User
 
+    @property
+    def plane_id(self) -> str:
+        return plane_id(self.plane)
+
 
 @dataclass(frozen=True)
 class VClusterKubeconfigs:
-    """Issuer of kubeconfigs for virtual clusters whose planes this process holds."""
+    """Issuer of kubeconfigs for virtual clusters. The token is issued by the process that holds the plane."""
 
     objects: StoredObjects
     planes: PlaneSet
     endpoints: Endpoints
     keys: PlaneKeys
+    holders: PlaneHolders
 
     async def issue(self, vcluster: Object, caller: Caller, lifetime: timedelta) -> Kubeconfig:
-        """Issue a kubeconfig. Raises ServiceError, and Unavailable if this process does not hold the plane."""
+        """Issue a kubeconfig. Raises ServiceError, and Unavailable if no process holds the plane."""
         access = self._access_of(vcluster, caller)
         await self._bind(access)
         user = access.user
+        if not self.planes.has(access.plane_id):
+            expires = self.keys.now() + lifetime
+            target = await self.holders.new_target(access.plane, user.name, user.groups, lifetime)
+            endpoint = PlaneEndpoint(target.url, target.ca_pem, target.server_name)
+            document = plane_kubeconfig(name_of(vcluster), endpoint, {"token": target.token})
+            return Kubeconfig(yaml.safe_dump(document, sort_keys=False), endpoint.server, expires)
         token, text = await self.keys.issue_token(access.plane_id, user.name, user.groups, lifetime)
         return self._kubeconfig(vcluster, access, {"token": text}, token.expires)
 
@@ -92,6 +106,17 @@ class VClusterKubeconfigs:
     def with_id(self, id: str) -> Object | None:
         return self.objects.with_uid(VCLUSTERS, id)
 
+    async def elsewhere(self, vcluster: Object, caller: Caller) -> ForwardTarget | None:
+        """Return the plane of another process, as the user of a kubeconfig for the caller; None if this one holds it.
+
+        Raises like `issue`.
+        """
+        access = self._access_of(vcluster, caller)
+        if self.planes.has(access.plane_id):
+            return None
+        await self._bind(access)
+        return await self.holders.target(access.plane, access.user.name, access.user.groups, self.keys.now())
+
     async def open_as(self, vcluster: Object, caller: Caller) -> tuple[OpenPlane, User]:
         """Return the plane, opened if it is asleep, and the user of a kubeconfig for the caller. Raises like `issue`.
 
@@ -111,23 +136,30 @@ class VClusterKubeconfigs:
                 "NOT_INSTALLED", name_of(vcluster), "the virtual cluster has no control plane yet"
             )
         group = MASTERS_GROUP if role == CLUSTER_ADMIN else GROUP_PREFIX + role
-        return Access(plane_id(plane), role, User(user_name(caller.user), (group,)))
+        return Access(plane, role, User(user_name(caller.user), (group,)))
 
     async def _bind(self, access: Access) -> None:
         """Give the role to its group in the plane, unless that was done before."""
         if access.role == CLUSTER_ADMIN:
             return
-        plane = await woken(self.planes, held_plane(self.planes, access.plane_id))
-        client = Client(InProcessTransport(plane.opened.request_handler, APISERVER_USER))
-        name = GROUP_PREFIX + access.role
-        if await client.find(CLUSTER_ROLE_BINDINGS, name) is not None:  # without the webhooks that a create calls
+        if self.planes.has(access.plane_id):
+            plane = await woken(self.planes, held_plane(self.planes, access.plane_id))
+            await bind_role(Client(InProcessTransport(plane.opened.request_handler, APISERVER_USER)), access.role)
             return
-        group = {"apiGroup": RBAC, "kind": "Group", "name": name}
-        reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": access.role}
-        with suppress(AlreadyExists):
-            await client.create(
-                CLUSTER_ROLE_BINDINGS, {**object_named(name), "roleRef": reference, "subjects": [group]}
-            )
+        target = await self.holders.target(access.plane, APISERVER_USER.name, (MASTERS_GROUP,), self.keys.now())
+        async with Client(HttpTransport(target.access())) as client:
+            await bind_role(client, access.role)
+
+
+async def bind_role(client: Client, role: str) -> None:
+    """Give a ClusterRole to its group in a plane, unless that was done before."""
+    name = GROUP_PREFIX + role
+    if await client.find(CLUSTER_ROLE_BINDINGS, name) is not None:  # without the webhooks that a create calls
+        return
+    group = {"apiGroup": RBAC, "kind": "Group", "name": name}
+    reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": role}
+    with suppress(AlreadyExists):
+        await client.create(CLUSTER_ROLE_BINDINGS, {**object_named(name), "roleRef": reference, "subjects": [group]})
 
 
 def plugin_of(vcluster: Object) -> Object:

@@ -16,9 +16,13 @@ from urllib.parse import unquote
 from aiohttp import hdrs, web
 
 from tapestry.apiserver.access.authentication import Credentials, UnionAuthenticator
+from tapestry.apiserver.core.responses import status_response
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
 from tapestry.apiserver.serving.http_connection import Exchange, HttpConnection
-from tapestry.kube.errors import Unavailable
+from tapestry.apiserver.serving.http_handler import send_response
+from tapestry.kube.errors import ApiError
+from tapestry.kube.objects import Object
+from tapestry.planes.forwarding import ForwardTarget
 from tapestry.streams.connection import SocketConnection, enable_keepalive
 from tapestry.vclusters.access.roles import Caller
 from tapestry.vclusters.errors import not_found, permission_denied, unavailable
@@ -211,7 +215,7 @@ async def run_counted(connection: ProxiedConnection, work: Coroutine[Any, Any, N
 
 @dataclass(frozen=True)
 class VClusterProxy:
-    """Proxy to the virtual clusters whose planes this process holds."""
+    """Proxy to virtual clusters: to the planes of this process, and to the processes that hold the others."""
 
     kubeconfigs: VClusterKubeconfigs
 
@@ -224,14 +228,13 @@ class VClusterProxy:
         vcluster = self.kubeconfigs.with_id(proxied.id)
         if vcluster is None:
             raise not_found("VCluster", proxied.id)
-        try:
-            plane, user = await self.kubeconfigs.open_as(vcluster, caller)
-        except Unavailable as error:
-            raise unavailable(error.message) from error
         exchange = ProxiedExchange(request, proxied)
-        handler = replace(plane.opened.http_handler, authenticate=UnionAuthenticator([lambda _: user]))
         try:
-            await run_terminable(exchange, handler.handle(exchange, Credentials()))
+            work = await self._work(exchange, vcluster, caller)
+        except ApiError as error:
+            raise unavailable(error.message) from error
+        try:
+            await run_terminable(exchange, work)
         finally:
             outcome.http_status = exchange.response.status if exchange.response is not None else 0
         if exchange.response is None:
@@ -239,3 +242,18 @@ class VClusterProxy:
         if is_upgrade(request):
             exchange.response.force_close()  # what a client has sent already may be no HTTP
         return exchange.response
+
+    async def _work(self, exchange: ProxiedExchange, vcluster: Object, caller: Caller) -> Coroutine[Any, Any, None]:
+        """Return the handling of a request by its plane. Raises ApiError, and ServiceError."""
+        target = await self.kubeconfigs.elsewhere(vcluster, caller)
+        if target is not None:
+            return self._forward(exchange, target)
+        plane, user = await self.kubeconfigs.open_as(vcluster, caller)
+        handler = replace(plane.opened.http_handler, authenticate=UnionAuthenticator([lambda _: user]))
+        return handler.handle(exchange, Credentials())
+
+    async def _forward(self, exchange: ProxiedExchange, target: ForwardTarget) -> None:
+        try:
+            await self.kubeconfigs.holders.forwarder.forward(exchange, target)
+        except ApiError as error:
+            send_response(exchange, status_response(error))

@@ -101,7 +101,7 @@ async def test_process_keeps_its_identity_until_its_plane_is_gone(tmp_path: Path
 async def test_process_ends_with_its_parent() -> None:
     parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ended, adopted = asyncio.Event(), asyncio.Queue[socket.socket]()
-    receive_connections(ParentListener(1, child, ended.set), adopted.put_nowait)
+    receive_connections(ParentListener(1, Path(), child, ended.set), adopted.put_nowait)
     passed, other = socket.socketpair()
     socket.send_fds(parent, [b"c"], [passed.fileno()])
     async with asyncio.timeout(5):
