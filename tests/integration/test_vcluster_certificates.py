@@ -1,5 +1,6 @@
 """Certificates of the service: those of clients by REST and by gRPC, and its own."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from tapestry.apiserver.access.revocations import revoke_certificate, revoke_use
 from tapestry.cli.planes import mounted_routes
 from tapestry.planes.app import PlaneProcess, client_of, run_planes
 from tapestry.planes.config import PlanesConfig
+from tapestry.process.addresses import Address
 from tapestry.tenants.app import run_tenants
 from tapestry.vclusters.app import run_vclusters
 from tapestry.vclusters.config import ServiceConfig
@@ -169,3 +171,34 @@ def test_certificate_that_expires_in_a_connection_is_no_credential(
     expired = authority.client_certificate("joe", [])[0].read_bytes()
     assert certificate_of({"x509_pem_cert": [expired]}, authority.certificate_file) is None
     assert certificate_of({}, authority.certificate_file) is None
+
+
+async def serial_of(address: Address | None, authority: Path) -> int:
+    """Return the serial number of the certificate that a listener presents to a new connection."""
+    assert address is not None
+    context = ssl.create_default_context(cafile=str(authority))
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    _, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
+    certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return x509.load_der_x509_certificate(certificate).serial_number
+
+
+async def test_listeners_present_a_renewed_certificate(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    listeners = (world.listeners.rest, world.listeners.grpc)
+    first = {await serial_of(each, world.server_ca) for each in listeners}
+    file = world.server_ca.with_name("apiserver.crt")
+    names = x509.load_pem_x509_certificate(file.read_bytes()).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    file.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "LIFETIME", timedelta(days=29))
+        CertificateAuthority(file.parent).server_certificate([str(each.value) for each in names.value])
+    second = {await serial_of(each, world.server_ca) for each in listeners}
+    expires = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+    assert expires - datetime.now(UTC) > timedelta(days=300)
+    assert (len(first), len(second), first & second) == (1, 1, set())
+    root = world.authority.client_certificate("root", MASTERS)
+    assert await world.rpc("ListProjects", root) is Code.OK
+    assert await world.rest("GET", "/v1/projects", root) == 200

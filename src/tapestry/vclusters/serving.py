@@ -1,23 +1,23 @@
 """The service of virtual clusters in a process of planes: its gateway, its listeners and its first access key."""
 
+import asyncio
 import base64
 import secrets
-import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from tapestry.apis.keys import SYSTEM_NAMESPACE
 from tapestry.apis.projects import ACCESS_KEYS, PROJECTS, AccessKeySpec, ProjectSpec
 from tapestry.apiserver.access.authentication import Credentials, UnionAuthenticator
-from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context, write_private_file
-from tapestry.apiserver.access.client_certificates import request_client_certificates
-from tapestry.apiserver.app import DEFAULT_SERVER_NAMES
+from tapestry.apiserver.access.certificates import CertificateAuthority, write_private_file
+from tapestry.apiserver.access.tls_contexts import following_context
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
 from tapestry.apiserver.core.requests import MASTERS_GROUP, CallOrigin, User
 from tapestry.apiserver.serving.request_handler import RequestHandler
@@ -41,6 +41,7 @@ from tapestry.vclusters.config import ServiceConfig
 from tapestry.vclusters.contract import Contract
 from tapestry.vclusters.gateway import Gateway
 from tapestry.vclusters.grpc import TlsFiles, serve_grpc
+from tapestry.vclusters.listener_certificates import listener_certificates
 from tapestry.vclusters.metrics import ServiceCollector
 from tapestry.vclusters.model import VClusterMessages
 from tapestry.vclusters.operation_service import OperationService
@@ -137,42 +138,28 @@ def user_of_certificate(authenticate: UnionAuthenticator, certificate: Subject) 
         return None
 
 
+async def run_in_background(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+    """Run a task until the stack is closed."""
+    group = await stack.enter_async_context(asyncio.TaskGroup())
+    stack.callback(group.create_task(work).cancel)
+
+
 async def listen(
     stack: AsyncExitStack, gateway: Gateway, proxy: VClusterProxy, process: PlaneProcess, config: ServiceConfig
 ) -> Listeners:
     rest, grpc, mtls = map(parse_address, (config.rest_address, config.grpc_address, config.grpc_mtls_address))
-    certificate, key = serving_certificate(process)
-    client_ca = client_authority(process).certificate_file
-    context = tls_context(certificate, key, client_ca)
-    files = TlsFiles(certificate, key)
+    certificates = listener_certificates(process)
+    await run_in_background(stack, certificates.renew())
+    files = TlsFiles(certificates.certificate, certificates.key)
     is_plain = config.compat_plaintext
-    rest_tls = None if is_plain else context
+    rest_tls = None if is_plain else following_context(certificates.context)
     return Listeners(
         await stack.enter_async_context(serve_rest(gateway, rest, rest_tls, proxy)) if rest else None,
         await stack.enter_async_context(serve_grpc(gateway, grpc, None if is_plain else files)) if grpc else None,
-        await stack.enter_async_context(serve_grpc(gateway, mtls, TlsFiles(certificate, key, client_ca)))
+        await stack.enter_async_context(serve_grpc(gateway, mtls, replace(files, client_ca=certificates.client_ca)))
         if mtls
         else None,
     )
-
-
-def serving_certificate(process: PlaneProcess) -> tuple[Path, Path]:
-    """Return the files of the certificate that the listener of planes has."""
-    names = list(dict.fromkeys((*DEFAULT_SERVER_NAMES, *process.tls.names.extra_names)))
-    return CertificateAuthority(process.config.folder / KEYS_FOLDER).server_certificate(names)
-
-
-def client_authority(process: PlaneProcess) -> CertificateAuthority:
-    """Return the CA of client certificates: only that of the management API, and of no plane."""
-    authority = CertificateAuthority(process.management.folder / KEYS_FOLDER)
-    authority.certificate_pem()
-    return authority
-
-
-def tls_context(certificate: Path, key: Path, client_ca: Path) -> ssl.SSLContext:
-    context = server_ssl_context(certificate, key, [client_ca])
-    request_client_certificates(context, [client_ca])
-    return context
 
 
 def new_contract(process: PlaneProcess, tokens: PageTokens, audit_folder: Path, *, is_compatible: bool) -> Contract:
