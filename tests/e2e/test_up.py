@@ -60,20 +60,24 @@ def test_down_purge_stops_and_deletes_world(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_virtual_clusters_survive_restart_of_world(tmp_path: Path) -> None:
+def test_virtual_clusters_run_pods_and_survive_restart(kube_assets: Path, tmp_path: Path) -> None:
     folder = tmp_path / "world"
     config = folder / "lifecycle_service" / "service.yaml"
-    with running_world(folder, *SMALL):
-        assert "is Running" in shell(f"tapestry vc create blue --config {config}", tmp_path)
+    connect = f"tapestry vc connect blue --config {config} --"
+    wait = f"{connect} kubectl wait pod/web --for=condition=Ready --timeout=60s"
+    with running_world(folder, *SMALL) as world:
+        lines = [line.strip() for line in world.output.splitlines() if line.startswith("  tapestry vc ")]
+        create, run = lines
+        assert "is Running" in shell(create, kube_assets)
+        assert "pod/web created" in shell(run, kube_assets)
+        shell(wait, kube_assets)
+        assert "vnode-cluster-1" in shell(f"{connect} kubectl get pods -o wide", kube_assets)
+        assert "nothing is wrong" in shell(f"tapestry vc diagnose blue --config {config}", kube_assets)
         assert config.stat().st_mode & 0o777 == 0o600
         assert "tap_" not in config.with_name("log").read_text()  # it is part of debug bundles
     with running_world(folder):
-        commands = (
-            "tapestry vc connect blue --config {0} -- tapestry k get namespaces -o name; tapestry vc list --config {0}"
-        )
-        output = shell(commands.format(config), tmp_path)
-        assert "namespace/default" in output
-        assert "Running" in output
+        shell(wait, kube_assets)
+        assert "Running" in shell(f"tapestry vc list --config {config}", kube_assets)
 
 
 def test_unjoined_cluster_stays_out_after_restart(tmp_path: Path) -> None:

@@ -113,12 +113,17 @@ def local_world_kubeconfig() -> Path | None:
 
     If that world is not running, raise an error instead of falling back to another cluster.
     """
-    if os.environ.get("KUBECONFIG") or not (WORLD_FOLDER / "pid").exists():
+    world = None if os.environ.get("KUBECONFIG") else local_world()
+    if world is None:
         return None
-    world = WorldFolder(WORLD_FOLDER.absolute())
     if world.running_pid() is None:
         raise KubeconfigError(f"the world in {world.path} is not running; {NOT_RUNNING_HINT}")
     return world.path / WORLD_ABOVE / "kubeconfig"
+
+
+def local_world() -> WorldFolder | None:
+    """Return the world in this folder, running or not, if there is one."""
+    return WorldFolder(WORLD_FOLDER.absolute()) if (WORLD_FOLDER / "pid").exists() else None
 
 
 def physical_access(kubeconfig: Path, context: str | None) -> Access:

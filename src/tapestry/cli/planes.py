@@ -6,11 +6,13 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import uvloop
 from msgspec import structs
 
@@ -66,7 +68,6 @@ LIMITS = {
     "max_requests": "requestsInFlight",
 }
 """Fields of `spec.limits` by the arguments of `tapestry planes create`."""
-SERVICE, COMPATIBLE = "service", "compatible"
 COLUMNS = ("NAME", "PHASE", "ID", "OBJECTS", "HOLDER", "ADDRESS", "PORT", "MESSAGE")
 
 
@@ -107,6 +108,7 @@ SERVICE_FLAGS: Flags = {
         "clientConfig",
         "File that the first start writes for `tapestry vc`, instead of printing the key of the administrator.",
     ),
+    "--isolation-mode": ("isolationMode", "Isolation of new virtual clusters that request none: full or lite."),
 }
 SERVICE_SWITCHES: Flags = {
     "--compat-plaintext": (
@@ -157,7 +159,7 @@ def run_process(config: Path | None, **flags: Any) -> None:
 
 async def serve_planes(settings: PlanesConfig, service: ServiceConfig) -> None:
     stopping = stop_event()
-    command = (sys.executable, "-m", "tapestry.cli.own_process", admission_name(service))
+    command = (sys.executable, "-m", "tapestry.cli.own_process", msgspec.json.encode(service).decode())
     async with run_processes(settings, service, command) as process:
         click.echo(f"planes are served at {process.address}; kubeconfig of the management API:")
         click.echo(f"  {settings.kubeconfig_file}")
@@ -175,19 +177,15 @@ def service_imports() -> Iterator[None]:
         raise ValueError(why) from error
 
 
-def admission_name(service: ServiceConfig) -> str:
-    """Return which admission the management API has, for the processes that serve it without the service."""
-    return "" if not service.is_enabled else COMPATIBLE if service.compat_plaintext else SERVICE
-
-
-def admission_named(name: str, settings: PlanesConfig) -> BuildAdmission | None:
+def admission_of(settings: PlanesConfig, service: ServiceConfig) -> BuildAdmission | None:
     """Return the admission of the management API. Raises ValueError if its packages are not installed."""
-    if not name:
+    if not service.is_enabled:
         return None
     with service_imports():
         from tapestry.vclusters.app import provided
         from tapestry.vclusters.policy import service_admission
-    return service_admission(provided(settings, is_compatible=name == COMPATIBLE))
+    features = provided(settings, is_compatible=service.compat_plaintext)
+    return service_admission(replace(features, isolation_mode=service.isolation_mode))
 
 
 @asynccontextmanager
@@ -204,8 +202,9 @@ async def run_processes(
         from tapestry.vclusters.app import run_vclusters
         from tapestry.vclusters.serving import serve_gateway
     is_compatible = service.compat_plaintext
+    admission = admission_of(settings, service)
     async with (
-        run(settings, mounted_routes, admission=admission_named(admission_name(service), settings)) as process,
+        run(settings, mounted_routes, admission=admission) as process,
         run_vclusters(process, is_compatible=is_compatible),
         serve_gateway(process, service, click.echo),
     ):

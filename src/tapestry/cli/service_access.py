@@ -13,6 +13,7 @@ from tapestry.cli.cluster_access import (
     COMPLETION_TIMEOUT,
     Completer,
     completer_for,
+    local_world,
     print_result,
     run_async,
     with_output,
@@ -59,7 +60,8 @@ SERVICE_OPTIONS = (
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),
         help="YAML file with server, key, certificateAuthority, clientCertificate, clientKey and namespace, which only "
-        f"its owner may read. Variables such as TAPESTRY_KEY override it. [default: ~/{CONFIG_FILE}]",
+        "its owner may read. Variables such as TAPESTRY_KEY override it. "
+        f"[default: that of the world in this folder, or ~/{CONFIG_FILE}]",
     ),
 )
 VCLUSTER_NAMESPACE = click.option(
@@ -75,13 +77,29 @@ RESULT_OUTPUT = with_output("table", "wide", "json", "yaml")
 def service_config(config: Path | None, server: str | None) -> ServiceConfig:
     """Return the configuration from the options, the environment and the file. Raises ConfigError."""
     default = Path.home() / CONFIG_FILE
-    file = config or (default if default.exists() else None)
+    file = config or local_world_config(server) or (default if default.exists() else None)
     if file is not None and file.exists() and file.stat().st_mode & OTHER_USERS:
         raise ConfigError(f"{file}: other users may read it; run `chmod 600 {file}`, because it may have a key")
     found = load_config(ServiceConfig, file=file, environ=os.environ, flags={"server": server})
     if not found.server:
-        raise ConfigError(f"no lifecycle service: give --server, or set TAPESTRY_SERVER, or write ~/{CONFIG_FILE}")
+        raise ConfigError(
+            f"no lifecycle service: give --server, or set TAPESTRY_SERVER, or write ~/{CONFIG_FILE}, "
+            "or go to the folder of a world that `tapestry up` runs"
+        )
     return found
+
+
+def local_world_config(server: str | None) -> Path | None:
+    """Return the configuration for the service of the world in this folder, unless another address is given.
+
+    Raises ConfigError if that world is not running, instead of falling back to another service.
+    """
+    world = None if server or os.environ.get("TAPESTRY_SERVER") else local_world()
+    if world is None or not world.service_config.exists():
+        return None
+    if world.running_pid() is None:
+        raise ConfigError(f"the world in {world.path} is not running; `tapestry up` starts it, --server names another")
+    return world.service_config
 
 
 def service_access(config: ServiceConfig) -> Access:

@@ -42,6 +42,7 @@ INTRODUCTION = "A compute cluster woven from {} is running.  In another terminal
 
 
 def example_commands(kubeconfig: Path, kubectl: str, service_config: Path | None) -> list[str]:
+    config = shlex.quote(str(service_config))
     # `make up` runs the program in .venv, which is not in the PATH
     own = (
         []
@@ -56,7 +57,8 @@ def example_commands(kubeconfig: Path, kubectl: str, service_config: Path | None
         f"{kubectl} get pods -o wide",
         "tapestry status",
         "tapestry tree",
-        *([f"tapestry vc create blue --config {shlex.quote(str(service_config))}"] if service_config else []),
+        *([f"tapestry vc create blue --config {config}"] if service_config else []),
+        *([f"tapestry vc connect blue --config {config} -- {kubectl} run web --image nginx"] if service_config else []),
     ]
 
 
@@ -80,7 +82,7 @@ def up(clusters: int | None, nodes: int | None, real_kubernetes: bool, run_pods:
     """Run a virtual cluster and the physical clusters that it leases from, until Ctrl-C.
 
     An existing world keeps its data; clusters and nodes can be added. The lifecycle service of virtual clusters runs,
-    too; without a host cluster, its virtual clusters run no pods.
+    too; their pods run on the nodes that the compute cluster leases.
     """
     logs.configure("error")
     try:

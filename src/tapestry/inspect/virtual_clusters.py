@@ -27,8 +27,8 @@ CONDITION_ADVICE = {
 }
 DEFAULT_CONDITION_ADVICE = "see the message; the log of the service has more"
 POD_SECURITY_ADVICE = (
-    "change the named fields of the pod; the owner of the host cluster may set another level by the label "
-    "pod-security.kubernetes.io/enforce of the tenant's namespace"
+    "change the named fields of the pod; or `tapestry vc update NAME --set isolationMode=lite` for the level baseline, "
+    "unless the owner of the host enforces another by pod-security.kubernetes.io/enforce at the tenant's namespace"
 )
 QUOTA_ADVICE = "delete other pods or request less; an admin of the host cluster may raise the quota in the message"
 NODES_ADVICE = "wait until a node is leased and open; `tapestry host list` shows platform admins how many are"

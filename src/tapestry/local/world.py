@@ -24,6 +24,7 @@ from tapestry.client.kubeconfig import load_access
 from tapestry.client.watch import wait_for
 from tapestry.controller import Informer
 from tapestry.kube.conditions import find_condition, is_condition_true
+from tapestry.kube.errors import KubeError
 from tapestry.kube.names import dns_label_error
 from tapestry.kube.objects import Object, name_of, value_at, with_value
 from tapestry.kube.resources import (
@@ -57,13 +58,13 @@ from tapestry.local.cluster_processes import (
 )
 from tapestry.local.kubernetes import COMPONENTS, find_assets
 from tapestry.local.process_kubelet import ISOLATED, RUNTIME_CLASS, process_runtime_class
-from tapestry.local.world_folder import VIRTUAL, WorldError, WorldFolder, WorldRecord
-from tapestry.local.world_service import SERVICE_FOLDER, WorldService, has_service_packages
+from tapestry.local.world_folder import SERVICE_FOLDER, VIRTUAL, WorldError, WorldFolder, WorldRecord
+from tapestry.local.world_service import HOST, WorldService, has_service_packages
 from tapestry.manager.installation import installation_objects
-from tapestry.manager.join_steps import Cluster
+from tapestry.manager.join_steps import Cluster, JoinError
 from tapestry.manager.joining import Plan, join
 from tapestry.manager.offers import Offer
-from tapestry.process.supervised_processes import StallDetector
+from tapestry.process.supervised_processes import StallDetector, SupervisedProcess
 
 __all__ = ["RESCAN_SIGNAL", "TAPESTRY_PROGRAM", "VIRTUAL", "World", "WorldError"]
 
@@ -182,30 +183,64 @@ class World:
         async with self.client(VIRTUAL) as virtual:
             with self.report_step("Tapestry's manager"):
                 await install_manager(virtual)
-            joined = [
-                name
-                for number, name in enumerate(physical)
-                if number >= record.joined or await has_binding(virtual, name)
-            ]
-            for name in joined:
-                with self.report_step(f"{name} joins"):
-                    await self.join(virtual, name)
-            self.world_folder.write_record(replace(record, joined=record.clusters))
-            expected = len(joined) * record.nodes
-            if self.run_pods:
-                await virtual.apply(RUNTIME_CLASSES, process_runtime_class(), manager="tapestry-up", force=True)
-                expected += physical[0] in joined
-                await self.report_process_node(physical[0])
-            with self.report_step("virtual nodes"):
-                found = await wait_for_nodes(virtual, expected, began)
+            async with self.starting_service(service):
+                await self.join_clusters(virtual, record, physical, began, is_new=is_new)
+
+    async def join_clusters(
+        self, virtual: Client, record: WorldRecord, physical: list[str], began: datetime, *, is_new: bool
+    ) -> None:
+        """Join the physical clusters, and wait until their nodes are ready."""
+        joined = [
+            name for number, name in enumerate(physical) if number >= record.joined or await has_binding(virtual, name)
+        ]
+        for name in joined:
+            with self.report_step(f"{name} joins"):
+                await self.join(virtual, name)
+        self.world_folder.write_record(replace(record, joined=record.clusters))
+        expected = len(joined) * record.nodes
+        if self.run_pods:
+            await virtual.apply(RUNTIME_CLASSES, process_runtime_class(), manager="tapestry-up", force=True)
+            expected += physical[0] in joined
+            await self.report_process_node(physical[0])
+        with self.report_step("virtual nodes"):
+            found = await wait_for_nodes(virtual, expected, began)
         if found < expected:
             text = f"{found} of {expected} virtual nodes are ready; `tapestry status` shows details"
             if is_new:
                 raise WorldError(text)
             self.report(text)
-        if service is not None:
-            with self.report_step("lifecycle service; pods of virtual clusters need a host (`tapestry host add`)"):
-                await self.service.wait(service)
+
+    @asynccontextmanager
+    async def starting_service(self, service: SupervisedProcess | None) -> AsyncIterator[None]:
+        """Wait for the lifecycle service while the context is open, and at its end until it has a host cluster."""
+        if service is None:
+            yield
+            return
+        failure: Exception | None = None
+        async with asyncio.TaskGroup() as group:
+            starting = group.create_task(self.start_service(service), name="lifecycle-service")
+            try:
+                yield
+                with self.report_step(f"lifecycle service; {HOST} is the host cluster of its virtual clusters"):
+                    failure = await starting
+            except Exception as error:  # noqa: BLE001  the task group would wrap it
+                failure = error
+            finally:
+                starting.cancel()
+        if failure is not None:
+            raise failure
+
+    async def start_service(self, service: SupervisedProcess) -> WorldError | None:
+        """Wait until the service answers, and add the compute cluster. Return why the service does not answer."""
+        try:
+            await self.service.wait(service)
+        except WorldError as error:
+            return error
+        try:
+            await self.service.add_host(self.kubeconfig())
+        except (JoinError, KubeError, OSError) as error:
+            self.report(f"virtual clusters run no pods, because host cluster {HOST} was not added: {error}")
+        return None
 
     @property
     def runs_service(self) -> bool:

@@ -20,6 +20,9 @@ from typing import IO
 
 LAYOUT = 1
 VIRTUAL = "virtual"
+SERVICE_FOLDER, SERVICE_CONFIG = "lifecycle_service", "service.yaml"
+"""Folder of the lifecycle service in that of the world, and its configuration file for `tapestry vc`. No cluster can
+have the name of the folder."""
 DEFAULT_CLUSTERS, DEFAULT_NODES = 2, 5
 """Default size of a world."""
 LOCK_TIMEOUT = 1.0
@@ -56,6 +59,10 @@ class WorldFolder:
     @property
     def record_file(self) -> Path:
         return self.path / "world.json"
+
+    @property
+    def service_config(self) -> Path:
+        return self.path / SERVICE_FOLDER / SERVICE_CONFIG
 
     # -- contents
 

@@ -3,16 +3,35 @@
 import asyncio
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
+from tapestry.apis import keys
+from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.client.client import Client
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
+from tapestry.kube.objects import Object
 from tapestry.local.cluster_processes import POLL_INTERVAL, START_TIMEOUT, TAPESTRY_PROGRAM
 from tapestry.local.kubernetes import free_ports, write_private
-from tapestry.local.world_folder import WorldError
+from tapestry.local.world_folder import SERVICE_CONFIG, WorldError
+from tapestry.manager.join_steps import Cluster
 from tapestry.process.supervised_processes import StallDetector, SupervisedProcess
+from tapestry.tenants.host_registration import AddedHost, HostPlan, add_host, wait_for_host
 
-SERVICE_FOLDER = "lifecycle_service"
-"""Folder of the service in that of the world. No cluster can have this name."""
+PLANES_FOLDER = "planes"
+HOST = "compute"
+"""Name of the compute cluster as a host cluster."""
+HOST_SPEC: Object = {
+    "allowLoopback": True,
+    "nodeSelector": {
+        "nodeSelectorTerms": [
+            {"matchExpressions": [{"key": keys.NODE_TYPE, "operator": "In", "values": [keys.NODE_TYPE_VIRTUAL]}]}
+        ]
+    },
+}
+"""Fields of its HostCluster: only leased nodes run pods, and not the node of the manager and the syncers."""
 STALL_TIMEOUT = 60.0
 PACKAGES = ("cryptography", "grpc", "grpc_health", "grpc_reflection", "google.rpc")
 LOOPBACK = "127.0.0.1"
@@ -33,7 +52,16 @@ class WorldService:
     @property
     def client_config(self) -> Path:
         """Configuration file of `tapestry vc`."""
-        return self.folder / "service.yaml"
+        return self.folder / SERVICE_CONFIG
+
+    @property
+    def management_kubeconfig(self) -> Path:
+        return self.folder / PLANES_FOLDER / "kubeconfig"
+
+    @property
+    def host_marker(self) -> Path:
+        """File that exists once the compute cluster was added as a host cluster."""
+        return self.folder / "host-added"
 
     def ports(self) -> tuple[int, int, int]:
         """Return the ports of planes, REST and gRPC, which are chosen once. Raises WorldError."""
@@ -50,12 +78,13 @@ class WorldService:
     def command(self) -> list[str]:
         planes, rest, grpc = (f"{LOOPBACK}:{port}" for port in self.ports())
         flags = {
-            "--data": str(self.folder / "planes"),
+            "--data": str(self.folder / PLANES_FOLDER),
             "--name": "world",
             "--bind-address": planes,
             "--rest-address": rest,
             "--grpc-address": grpc,
             "--client-config": str(self.client_config),
+            "--isolation-mode": "lite",
             "--log-level": "warning",
         }
         return [str(TAPESTRY_PROGRAM), "planes", "run", *(text for flag in flags.items() for text in flag)]
@@ -71,6 +100,28 @@ class WorldService:
                 raise WorldError(f"the lifecycle service {end}; its log is {process.log}; {advice}")
             await asyncio.sleep(POLL_INTERVAL)
         process.has_responded = True
+
+    async def add_host(self, kubeconfig: Path) -> None:
+        """Add the compute cluster with this kubeconfig as a host cluster, and wait until the service is connected.
+
+        Unless it was added before and removed since. Raises JoinError and KubeError.
+        """
+        access, management_access = (
+            load_access([each], environ={}) for each in (kubeconfig, self.management_kubeconfig)
+        )
+        async with Client(HttpTransport(management_access)) as management, Client(HttpTransport(access)) as host:
+            is_new = not self.host_marker.exists()
+            if not is_new and await management.find(HOST_CLUSTERS, HOST) is None:
+                return
+            clusters = Cluster("management", management, ignore), Cluster("host", host, ignore)
+            plan = HostPlan(HOST, HOST_SPEC) if is_new else HostPlan(HOST, has_policy=False)
+            await add_host(plan, AddedHost(*clusters, access, HttpTransport), datetime.now(UTC))
+            self.host_marker.touch()
+            await wait_for_host(HOST, management, START_TIMEOUT)
+
+
+def ignore(_: object) -> None:
+    """Ignore the report of a step."""
 
 
 async def is_listening(port: int) -> bool:

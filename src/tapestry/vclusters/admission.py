@@ -50,6 +50,8 @@ CARRIED = ("project", "owner", "engine")
 """Fields that a writer may leave out, and that do not change then."""
 RESERVED_PREFIXES = ("kube-", "tapestry-")
 """Beginnings of names of namespaces that the installation uses itself."""
+STRICTEST_ISOLATION = "full"
+"""Mode of a virtual cluster whose spec has none."""
 Allow = Callable[[User, str, str], None]
 """Raise ServiceError unless a user may call a method in a project."""
 
@@ -125,6 +127,8 @@ class VClusterAdmission:
         check_operation(spec["operation"], request.user)
         if spec["operation"]["verb"] not in (Verb.CREATE, Verb.RESTORE):
             raise field_invalid(Violation("spec.operation.verb", "must be Create or Restore for a new virtual cluster"))
+        if self.provided.isolation_mode != STRICTEST_ISOLATION:
+            spec["isolationMode"] = spec.get("isolationMode") or self.provided.isolation_mode
         check_spec(spec, self.provided)
         others = self._demands(Key(VCLUSTERS.name, request.target.namespace, name_of(new)))
         choose_host(spec, self._objects(HOST_CLUSTERS), self._allowed_hosts(project), others)

@@ -1,5 +1,7 @@
 """Configuration of the service of virtual clusters."""
 
+from typing import Literal
+
 from tapestry.process.addresses import parse_address
 from tapestry.process.config import Section
 
@@ -17,6 +19,8 @@ class ServiceConfig(Section, frozen=True):
     """File for the configuration of `tapestry vc` with the first access key, which is not printed then."""
     compat_plaintext: bool = False
     """Serve clients of the published contract on this machine without TLS and credentials, with all rights."""
+    isolation_mode: Literal["full", "lite"] = "full"
+    """Isolation mode of new virtual clusters that request none."""
 
     def __post_init__(self) -> None:
         if self.client_config and (self.compat_plaintext or not self.rest_address):

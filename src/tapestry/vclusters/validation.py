@@ -8,7 +8,7 @@ requests nothing.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.quantity import parse_quantity
@@ -25,6 +25,8 @@ class Provided:
     """Map what clients of the published contract request by default: an older version, and another distribution."""
     has_own_processes: bool = False
     """Planes can have processes of their own."""
+    isolation_mode: Literal["full", "lite"] = "full"
+    """Isolation mode of new virtual clusters that request none."""
 
 
 class Honored(NamedTuple):

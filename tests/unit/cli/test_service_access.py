@@ -8,6 +8,7 @@ import yaml
 
 from tapestry.cli.completion import ShellComplete
 from tapestry.cli.main import main
+from tapestry.local.world_folder import WorldFolder, WorldRecord
 
 from .service_commands import Commands, commands
 
@@ -32,6 +33,23 @@ async def test_configuration_file_names_the_service(commands: Commands, monkeypa
     monkeypatch.setenv("TAPESTRY_KEY", commands.gateway.keys["root"])
     await commands.output("vc", "list", "--config", str(file))
     assert commands.service.calls[-1].caller.user == "root"
+
+
+async def test_world_in_the_folder_has_a_service(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVER", "KEY"):
+        monkeypatch.delenv(f"TAPESTRY_{name}")
+    write_config(commands, server="http://127.0.0.1:1", key="tap_x")
+    monkeypatch.chdir(commands.home)
+    world = WorldFolder(commands.home / ".tapestry")
+    with world.claim(WorldRecord(1, 1)):
+        assert "cannot be reached" in await commands.error("vc", "list")  # a world without the service
+        file = world.service_config
+        file.parent.mkdir()
+        file.touch(mode=0o600)
+        file.write_text(yaml.safe_dump({"server": commands.url, "key": commands.gateway.keys["alice"]}))
+        assert "there are no virtual clusters" in await commands.output("vc", "list")
+    assert "is not running; `tapestry up` starts it" in await commands.error("vc", "list")
+    assert "cannot be reached" in await commands.error("vc", "list", "--server", "http://127.0.0.1:1")
 
 
 async def test_file_that_others_read_is_rejected(commands: Commands) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from tapestry.kube.names import dns_label_error
 from tapestry.local import world_service
-from tapestry.local.world_folder import WorldError
-from tapestry.local.world_service import SERVICE_FOLDER, WorldService
+from tapestry.local.world_folder import SERVICE_FOLDER, WorldError
+from tapestry.local.world_service import WorldService
 from tapestry.process.supervised_processes import SupervisedProcess
 
 

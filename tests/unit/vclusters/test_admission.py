@@ -89,6 +89,16 @@ async def test_create_gets_owner_finalizer_and_operation(management: Management)
     assert created["metadata"]["finalizers"] == [VCLUSTER_FINALIZER]
 
 
+async def test_installation_has_a_default_isolation(tmp_path: Path) -> None:
+    config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=str(tmp_path / "data"))
+    plugin = partial(vcluster_plugin, provided=Provided("1.34.3", isolation_mode="lite"), allow=allow)
+    async with run_apiserver(config, admission=plugin) as running:
+        lenient = Management(running)
+        await prepare_management_api(lenient.orchestrator)
+        assert (await lenient.create("open"))["spec"]["isolationMode"] == "lite"
+        assert (await lenient.create("closed", isolationMode="full"))["spec"]["isolationMode"] == "full"
+
+
 async def test_namespace_belongs_to_its_first_project(management: Management) -> None:
     await management.create("a", project="shop")
     assert (await management.create("b", project=""))["spec"]["project"] == "shop"
