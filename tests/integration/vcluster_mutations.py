@@ -47,6 +47,7 @@ VALUES: tuple[object, ...] = (
 HEADERS = (
     *("If-Match", "If-None-Match", "Idempotency-Key", "Last-Event-ID", "Accept", "Content-Type", "Content-Encoding"),
     *("Expect", "Range", "X-Forwarded-For", "Upgrade", "Connection", "Transfer-Encoding", "Content-Length", "Host"),
+    "User-Agent",
 )
 HEADER_VALUES = (
     "",
@@ -60,6 +61,7 @@ HEADER_VALUES = (
     "-1",
     "99999999999",
     "\u00ff",
+    "\udcff",
     "text/event-stream",
 )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from google.protobuf.message import Message
 
@@ -53,6 +53,7 @@ class RestListener:
             return error_response(error)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        check_headers(request)
         if self.gateway.authenticator.anonymous is not None:
             check_is_no_web_page(request)
         proxied = proxied_path(request.rel_url.raw_path) if self.proxy is not None else None
@@ -183,6 +184,24 @@ async def body_of(request: web.Request) -> bytes:
     raise error
 
 
+def check_headers(request: web.Request) -> None:
+    """Raise ServiceError for a header that is not UTF-8. Messages and audit records cannot have its text."""
+    for name, text in request.headers.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError as problem:
+            raise field_invalid(Violation(f"header {name}", "is not UTF-8")) from problem
+
+
+async def continue_with_body(request: web.Request) -> None:
+    """Let a client send its body, if it waits for that. The default of aiohttp repeats text that may not be UTF-8."""
+    if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text="the header Expect may only be 100-continue")
+    if request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # of the body
+
+
 def set_from_headers(message: Message, request: web.Request) -> bool:
     """Set fields of the request from its headers, and return whether the etag is one of them. Raises ServiceError."""
     fields = message.DESCRIPTOR.fields_by_name
@@ -278,8 +297,8 @@ async def serve_rest(
         return web.Response(text="ok")
 
     app = web.Application(client_max_size=MAX_BODY_BYTES)
-    app.router.add_get("/openapi.json", openapi)
-    app.router.add_get("/healthz", healthy)
-    app.router.add_route("*", "/{path:.*}", RestListener(gateway, proxy).handle)
+    app.router.add_get("/openapi.json", openapi, expect_handler=continue_with_body)
+    app.router.add_get("/healthz", healthy, expect_handler=continue_with_body)
+    app.router.add_route("*", "/{path:.*}", RestListener(gateway, proxy).handle, expect_handler=continue_with_body)
     async with serve_app(app, bound_socket(address), tls) as port:
         yield Address(address.host, port)

@@ -1,5 +1,6 @@
 """REST and gRPC: the same request gets the same answer, and nothing that a client sends is a server error."""
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
@@ -201,6 +202,27 @@ async def test_large_body_is_rejected(tmp_path: Path) -> None:
 
         status, body = await world.rest("POST", path, data=chunks())
         assert (status, body["error"]["details"][0]["reason"]) == (413, "FIELD_INVALID")
+
+
+@pytest.mark.parametrize(
+    ("header", "status"), [("User-Agent", 400), ("Idempotency-Key", 400), ("If-Match", 400), ("Expect", 417)]
+)
+async def test_header_that_is_not_utf8_is_rejected(tmp_path: Path, header: str, status: int) -> None:
+    async with listeners(tmp_path) as world:
+        host, port = world.base.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        lines = ["DELETE /v1/namespaces/shop/vclusters/blue HTTP/1.1", "Host: a", f"{header}: a\udc8d", "", ""]
+        writer.write("\r\n".join(lines).encode(errors="surrogateescape"))
+        assert (await reader.readline()).split()[1] == str(status).encode()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_request_waits_for_100_continue(tmp_path: Path) -> None:
+    async with listeners(tmp_path) as world:
+        path = "/v1/namespaces/shop/vclusters"
+        status, body = await world.rest("POST", path, data=b'{"name": "b"}', headers={"Expect": "100-continue"})
+        assert (status, body["operationId"]) == (202, "op-1")
 
 
 async def test_body_in_no_encoding_is_rejected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
