@@ -1,4 +1,4 @@
-"""The process of a single plane. Another process starts it, with the settings of the service and the file of its own."""
+"""The process of a single plane. Another process starts it, with the settings of the service and a file of its own."""
 
 import gc
 import socket
