@@ -486,6 +486,9 @@ class Unscheduled:
     def run(self, work: Coroutine[Any, Any, None]) -> Awaitable[None]:
         return work
 
+    def may_start(self) -> bool:
+        return True
+
 
 def main() -> None:
     print(globals()[sys.argv[1]](*sys.argv[2:]))

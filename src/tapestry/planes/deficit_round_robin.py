@@ -68,6 +68,11 @@ class DeficitRoundRobin(Generic[T]):
         self._old: deque[Flow[T]] = deque()
 
     @property
+    def owners(self) -> list[Flow[T]]:
+        """Owners that wait, or that owe time."""
+        return [*self._new, *self._old]
+
+    @property
     def has_owners(self) -> bool:
         """False if nothing waits and nothing is owed."""
         return bool(self._new or self._old)
@@ -78,9 +83,15 @@ class DeficitRoundRobin(Generic[T]):
             flow.start(self._quantum_ns)
             self._new.append(flow)
 
+    def move(self, flow: Flow[T], queue: "DeficitRoundRobin[T]") -> None:
+        """Let an owner that is in this queue, if it is in any, wait in another one, with what it owes."""
+        if flow.is_listed:
+            (self._new if flow in self._new else self._old).remove(flow)
+            queue._old.append(flow)
+
     def take(self, budget_ns: int) -> list[T]:
         """Return the next items for an amount of time, and at least one if any waits."""
-        for flow in (*self._new, *self._old):
+        for flow in self.owners:
             flow.charge()
         items = []
         while budget_ns > 0 and (next_flow := self._next_flow()) is not None:

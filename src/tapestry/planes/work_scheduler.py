@@ -6,6 +6,10 @@ iteration takes longer, the loop is saturated: further steps wait, and run in th
 over the planes. So the steps of a plane with little work do not wait for all the work of another. While only one plane
 has work, the slice is longer. The management API comes first: its steps never wait.
 
+Steps of a plane that uses more than half of its share (`LoopShares`) come last while others have work: one step of all
+such planes runs in an iteration, if no other step waits. So they delay others by one step, however many wait. The plane
+does not starve, because its recent share falls meanwhile. A plane that uses more than its share starts no requests.
+
 A step cannot be interrupted. Parsing of HTTP and TLS are callbacks of the event loop and no steps.
 """
 
@@ -13,13 +17,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
+from math import inf
 from types import coroutine
 from typing import Any, TypeVar
 
 from tapestry.client.metrics import RESOURCE_LABEL
 from tapestry.planes.deficit_round_robin import DeficitRoundRobin, Flow
+from tapestry.planes.loop_shares import LoopShares
 from tapestry.planes.plane_metrics import built_in_label
-from tapestry.process.work_meter import CURRENT_METER
+from tapestry.process.work_meter import CURRENT_METER, WorkMeter
 
 T = TypeVar("T")
 
@@ -31,6 +37,14 @@ IDLE_NS = 500_000
 """Time without a step after which the event loop is not saturated."""
 CONTENTION_NS = 100_000_000
 """Time for which a plane is expected to have more work after a step."""
+LAST_PART = 0.5
+"""Part of its share beyond which the steps of a plane come last."""
+ONE_STEP_NS = 1
+"""Time in one iteration for the planes that come last: the queue returns at least one step."""
+USED_PART_NS = 1_000_000
+"""Time for which the measured part of a share is used."""
+
+Steps = DeficitRoundRobin[asyncio.Future[None]]
 
 
 class WorkScheduler:
@@ -39,7 +53,10 @@ class WorkScheduler:
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         """Create the scheduler. `clock` returns nanoseconds."""
         self._loop, self.clock = loop, clock
-        self._queue: DeficitRoundRobin[asyncio.Future[None]] = DeficitRoundRobin(QUANTUM_NS)
+        self._queue: Steps = DeficitRoundRobin(QUANTUM_NS)
+        self._last_queue: Steps = DeficitRoundRobin(QUANTUM_NS)
+        """Steps of planes that come last."""
+        self.shares = LoopShares()
         self._is_iteration_tracked = False
         self._contended_until = 0
         self.last: PlaneWork | None = None
@@ -59,6 +76,10 @@ class WorkScheduler:
             if self.last is not None:
                 self._contended_until = now + CONTENTION_NS
             self.last = plane
+        if self.used_part(plane, now) > LAST_PART and now <= self._contended_until:
+            if not self._is_iteration_tracked:
+                self._track_iteration(now)
+            return self._wait(plane)
         if now > self.slice_end or plane.waiting:
             if self._is_iteration_tracked:
                 return self._late_turn(plane, now)
@@ -73,11 +94,25 @@ class WorkScheduler:
         is_alone = now > self._contended_until and now < self.slice_end - SLICE_NS + LONG_SLICE_NS
         if plane.comes_first or (is_alone and not plane.waiting):
             return None
+        return self._wait(plane)
+
+    def _wait(self, plane: "PlaneWork") -> asyncio.Future[None]:
         plane.waits += 1
         plane.runs_until = 0  # until none waits
         result = self._loop.create_future()
-        self._queue.push(plane, result)
+        (self._last_queue if plane.used_part > LAST_PART else self._queue).push(plane, result)
         return result
+
+    def used_part(self, plane: "PlaneWork", now: int) -> float:
+        """Return which part of its share a plane has recently used. Its steps change the queue if that says so."""
+        if now >= plane.used_part_until:
+            plane.used_part_until = now + USED_PART_NS
+            came_last, plane.used_part = plane.used_part > LAST_PART, self.shares.used_part(plane, now)
+            if came_last and plane.used_part <= LAST_PART:
+                self._last_queue.move(plane, self._queue)
+            elif not came_last and plane.used_part > LAST_PART:
+                self._queue.move(plane, self._last_queue)
+        return plane.used_part
 
     def _track_iteration(self, now: int) -> None:
         self._is_iteration_tracked = True
@@ -87,6 +122,12 @@ class WorkScheduler:
     def _end_iteration(self) -> None:
         """Let waiting steps run in the next iteration. This runs after all steps of the current one."""
         steps = self._queue.take(SLICE_NS) if self._queue.has_owners else []
+        if self._last_queue.has_owners:
+            now = self.clock()
+            steps = steps or self._last_queue.take(ONE_STEP_NS if now <= self._contended_until else SLICE_NS)
+            for plane in self._last_queue.owners:
+                assert isinstance(plane, PlaneWork)
+                self.used_part(plane, now)  # it falls while the plane waits
         for step in steps:
             if not step.done():  # it may be cancelled
                 step.set_result(None)
@@ -99,7 +140,7 @@ class WorkScheduler:
 class PlaneWork(Flow[asyncio.Future[None]]):
     """Work of one plane, or of the management API, which comes first."""
 
-    __slots__ = ("comes_first", "runs_until", "scheduler", "waits")
+    __slots__ = ("comes_first", "runs_until", "scheduler", "total", "used_part", "used_part_until", "waits")
 
     def __init__(self, scheduler: WorkScheduler, plane_id: str, *, comes_first: bool = False) -> None:
         super().__init__({"plane": plane_id})
@@ -108,6 +149,16 @@ class PlaneWork(Flow[asyncio.Future[None]]):
         """Number of steps that had to wait."""
         self.runs_until = 0
         """Time until which steps run at once."""
+        self.used_part = 0.0
+        """Part of its share that the plane has recently used."""
+        self.used_part_until: float = inf if comes_first else 0
+        """Time until which this figure is used."""
+        self.total = WorkMeter() if comes_first else scheduler.shares.total
+        """Work of all planes that have a share."""
+
+    def may_start(self) -> bool:
+        """Return whether another request may start: not while the plane uses more than its share."""
+        return self.scheduler.used_part(self, self.scheduler.clock()) <= 1
 
     def run(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """Run a coroutine as work of the plane. It may be awaited in any task, whose steps are measured once."""
@@ -141,7 +192,7 @@ async def run_measured(work: Work[T], plane: PlaneWork) -> T:
 def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
     """Run a coroutine, each step of it when it is its turn, and measure its steps."""
     send, scheduler = work.send, plane.scheduler
-    clock = scheduler.clock
+    clock, total = scheduler.clock, plane.total
     error: BaseException | None = None
     previous = CURRENT_METER.set(plane)
     while True:
@@ -159,6 +210,7 @@ def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
         except StopIteration as end:
             scheduler.last_end = ended = clock()
             plane.loop_ns += ended - started
+            total.loop_ns += ended - started
             plane.steps += 1
             CURRENT_METER.reset(previous)
             error = None
@@ -167,12 +219,14 @@ def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
         except BaseException:
             scheduler.last_end = ended = clock()
             plane.loop_ns += ended - started
+            total.loop_ns += ended - started
             plane.steps += 1
             CURRENT_METER.reset(previous)
             error = None  # it refers to this frame
             raise
         scheduler.last_end = ended = clock()
         plane.loop_ns += ended - started
+        total.loop_ns += ended - started
         plane.steps += 1
         error = None
         try:

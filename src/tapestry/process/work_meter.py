@@ -5,14 +5,18 @@ The meter of a part belongs to its context (`contextvars`), so it also covers ta
 
 from collections.abc import Mapping
 from contextvars import ContextVar
+from math import expm1
 
 from tapestry.kube.objects import EMPTY_MAPPING
+
+MEMORY_NS = 1_000_000_000
+"""Time after which earlier use counts for about a third in the recent share."""
 
 
 class WorkMeter:
     """Time that the tasks of one part have used."""
 
-    __slots__ = ("log_values", "loop_ns", "steps", "thread_ns")
+    __slots__ = ("_averaged_ns", "_averaged_until", "log_values", "loop_ns", "recent_share", "steps", "thread_ns")
 
     def __init__(self, log_values: Mapping[str, str] = EMPTY_MAPPING) -> None:
         self.log_values = log_values
@@ -23,6 +27,18 @@ class WorkMeter:
         """Number of times that the event loop has run one of its tasks."""
         self.thread_ns = 0
         """Nanoseconds of CPU time in worker threads, of which a part uses one at a time."""
+        self.recent_share = 0.0
+        """Share of the event loop that was used recently, when it was last updated."""
+        self._averaged_ns = self._averaged_until = 0
+
+    def update_share(self, now: int) -> float:
+        """Return the recent share: an exponentially weighted average until now, in nanoseconds."""
+        elapsed = now - self._averaged_until
+        if elapsed > 0:
+            share = (self.loop_ns - self._averaged_ns) / elapsed
+            self.recent_share -= (share - self.recent_share) * expm1(-elapsed / MEMORY_NS)
+            self._averaged_ns, self._averaged_until = self.loop_ns, now
+        return self.recent_share
 
     @property
     def seconds(self) -> float:

@@ -131,3 +131,20 @@ def test_owner_in_debt_runs_if_no_other_waits() -> None:
         simulation.push("a", 100 * MS)
     while simulation.waiting:
         assert simulation.run_batch()
+
+
+def test_owner_waits_in_another_queue_with_its_debt() -> None:
+    simulation, other = Simulation(), DeficitRoundRobin[Item](QUANTUM)
+    for owner in "ab":
+        for _ in range(20):
+            simulation.push(owner, MAX_COST)
+    simulation.run_batch()
+    simulation.use("a", 50 * MS)
+    a = simulation.flows["a"]
+    simulation.queue.move(a, other)
+    assert {item[0] for item in simulation.run_batch()} == {"b"}
+    assert [item[0] for item in other.take(1)] == ["a"]
+    assert a in other.owners
+    assert a not in simulation.queue.owners
+    other.move(simulation.flows.setdefault("c", Flow()), simulation.queue)  # it is in no queue
+    assert simulation.flows["c"] not in simulation.queue.owners

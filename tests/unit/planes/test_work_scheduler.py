@@ -1,7 +1,8 @@
 """The work of planes is measured step by step, and shared fairly when the event loop is saturated."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -33,6 +34,12 @@ class World:
             self.log.append(name)
             await asyncio.sleep(0)
         return "done"
+
+    async def pass_time(self, milliseconds: float) -> None:
+        """Let others work for this time."""
+        end = self.now + milliseconds * MS
+        for _ in iter(lambda: self.now < end, False):
+            await asyncio.sleep(0)
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -231,9 +238,7 @@ def test_busy_planes_get_equal_time(run: Callable[[Scenario], None]) -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(long.run(world.steps(1, 20, "long"))) for _ in range(100)]
             tasks += [group.create_task(short.run(world.steps(1, 0.5, "short"))) for _ in range(4000)]
-            for _ in range(400):
-                await asyncio.sleep(0)
-            assert 500 * MS < long.loop_ns < 2000 * MS
+            await world.pass_time(2000)
             assert abs(long.loop_ns - short.loop_ns) <= 120 * MS
             for task in tasks:
                 task.cancel()
@@ -287,5 +292,87 @@ def test_step_that_waits_for_its_turn_can_be_cancelled(run: Callable[[Scenario],
                 task.cancel()
         assert [task.cancelled() for task in tasks] == [False] * 5 + [True] * 5
         assert await plane.run(world.steps(1)) == "done"
+
+    run(scenario)
+
+
+# -- shares
+
+
+@asynccontextmanager
+async def flooded(world: World, busy: PlaneWork) -> AsyncIterator[asyncio.TaskGroup]:
+    """Let a plane use most of the time while another one has a little work, until it has used more than its share."""
+    small = world.plane("small")
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(endless(busy, world.steps(100_000, 0.2, "busy"))) for _ in range(200)]
+        while busy.may_start() or world.now < 1000 * MS:
+            await small.run(world.steps(2, 0.2, "small"))
+            await asyncio.sleep(0)
+        yield group
+        for task in tasks:
+            task.cancel()
+
+
+async def endless(plane: PlaneWork, work: Coroutine[Any, Any, Any]) -> None:
+    await plane.run(work)
+
+
+def test_step_of_small_plane_waits_for_few_busy_steps(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        busy, light = world.plane("busy"), world.plane("light")
+        async with flooded(world, busy):
+            world.log.clear()
+            for _ in range(50):
+                await light.run(world.steps(1, 0.1, "light"))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            assert world.log.count("busy") <= 50 * 4  # ten and more in each slice without shares
+            assert world.log.count("busy") >= 50  # time that nobody else needs is not lost
+
+    run(scenario)
+
+
+def test_plane_over_its_share_starts_requests_after_a_while(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        busy, management = world.plane("busy"), PlaneWork(world.scheduler, "", comes_first=True)
+        await management.run(world.steps(100, 10))
+        assert busy.may_start()
+        async with flooded(world, busy):
+            assert not busy.may_start()
+            assert management.may_start()
+        world.now += 2000 * MS
+        assert busy.may_start()
+
+    run(scenario)
+
+
+def test_plane_that_comes_last_does_not_starve(run: Callable[[Scenario], None]) -> None:
+    """Other planes have always work: each less than a quarter."""
+
+    async def scenario(world: World) -> None:
+        busy = world.plane("busy")
+        async with flooded(world, busy) as group:
+            others = [world.plane(str(number)) for number in range(8)] * 20
+            tasks = [group.create_task(endless(each, world.steps(100_000, 0.2))) for each in others]
+            used = busy.loop_ns
+            await world.pass_time(4000)
+            assert busy.loop_ns - used > 4000 * MS / 9 / 3
+            for task in tasks:
+                task.cancel()
+
+    run(scenario)
+
+
+def test_plane_that_is_alone_does_not_come_last(run: Callable[[Scenario], None]) -> None:
+    async def scenario(world: World) -> None:
+        busy = world.plane("busy")
+        async with flooded(world, busy):
+            world.now += CONTENTION_NS
+            world.log.clear()
+            for _ in range(400):  # iterations, until those that waited have run
+                await asyncio.sleep(0)
+            world.log.clear()
+            await asyncio.sleep(0)
+            assert len(world.log) >= SLICE_NS / (0.2 * MS)
 
     run(scenario)

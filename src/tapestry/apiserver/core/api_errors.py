@@ -183,6 +183,12 @@ def too_many_requests() -> TooManyRequests:
     return TooManyRequests(429, "TooManyRequests", message, details={"retryAfterSeconds": 1})
 
 
+def share_exceeded() -> TooManyRequests:
+    error = too_many_requests()
+    message = "this server uses more than its share of the process, with the work of its controllers: try again later"
+    return TooManyRequests(error.code, error.reason, message, details=error.details)
+
+
 def work_limit_exceeded() -> TooLarge:
     why = "Request entity too large: it exceeds the work limit of one request"
     return TooLarge(413, "RequestEntityTooLarge", why)

@@ -46,7 +46,7 @@ class Exchange:
     __slots__ = (
         *("_is_chunked", "_pieces", "_waiter", "base_path", "connection"),
         *("headers", "is_response_started", "is_complete", "is_upgrade", "keep_alive", "method", "header_pairs"),
-        *("target", "version"),
+        *("pause", "target", "version"),
     )
 
     def __init__(self, connection: "HttpConnection") -> None:
@@ -67,6 +67,8 @@ class Exchange:
         """True if the response has started."""
         self.keep_alive = True
         """True if the connection is kept open afterwards."""
+        self.pause = 0.0
+        """Seconds after the response for which no further request of the connection is served."""
         self.is_upgrade = False
         """True if the client requests an upgrade and `upgrade` can accept it: nothing follows the head."""
 
@@ -392,6 +394,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     async def _serve(self, exchange: Exchange) -> None:
         try:
             await self._listener.handle(exchange)
+            if exchange.pause:
+                await asyncio.sleep(exchange.pause)
         except ConnectionError:
             self._transport.abort()
         except Exception:

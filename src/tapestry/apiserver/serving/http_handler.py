@@ -1,12 +1,13 @@
 """HTTP request handler: authenticates requests, applies limits, and passes them to the API server.
 
 Requests are untrusted. The head is read, the user authenticated and authorized, and only then the body is read and
-decoded. Slow requests are aborted, oversized ones are rejected before they are read, and requests over the
-concurrency limit get 429.
+decoded. Slow requests are aborted, oversized ones are rejected before they are read. Requests over the concurrency
+limit get 429, and so do all while the server uses more than its share of a process that it shares with others.
 """
 
 import asyncio
 import hashlib
+import random
 import ssl
 import time
 from collections.abc import Awaitable, Coroutine, Mapping, MutableMapping
@@ -49,6 +50,9 @@ MAX_UNBUFFERED_BYTES = 1 << 16
 """Size in bytes up to which a response is written without waiting for the client."""
 IDLE_SECONDS = 120.0
 """Seconds that a connection may be without a complete request head; longer than clients keep idle connections."""
+REJECTION_PAUSE = 0.5, 1.0
+"""Range of the seconds for which a connection is not served after a 429, if several servers share the process. It is at
+most what `Retry-After` says, and random so that not all clients continue at the same time."""
 WATCH_CLOSE_SECONDS = 10.0
 """Seconds after its timeout for which a watch may still write."""
 WATCH_HEAD = ApiResponse(200, b"")
@@ -60,6 +64,9 @@ class RequestScheduler(Protocol):
 
     def run(self, work: Coroutine[Any, Any, None]) -> Awaitable[None]:
         """Run the work of a request when it is its turn."""
+
+    def may_start(self) -> bool:
+        """Return whether another request may start, or its server uses more than its share of the process."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +113,15 @@ class HttpHandler:
             connection = exchange.connection
             if connection.owner != user.name or connection.limiter is not self.connection_limiter:
                 self._assign_connection(exchange, user, exempt=is_master)
-            await self._handle_within_limits(
-                exchange, path, query, user, exempt=is_master or path.startswith(PROBE_PATHS)
-            )
+            is_probe = path.startswith(PROBE_PATHS)
+            if self.scheduler is not None and not is_probe and not self.scheduler.may_start():
+                raise api_errors.share_exceeded()
+            await self._handle_within_limits(exchange, path, query, user, exempt=is_master or is_probe)
         except ApiError as error:
             if isinstance(error, TooManyRequests):
                 REQUEST_TERMINATIONS.labels(exchange.method, "429", COMPONENT).inc()
+                if self.scheduler is not None:  # the parsing of further requests would delay other servers
+                    exchange.pause = random.uniform(*REJECTION_PAUSE)
             send_response(exchange, self.server.reject(call_of(exchange, path, query, user, b""), error))
         except ConnectionError:
             raise  # the client has disconnected

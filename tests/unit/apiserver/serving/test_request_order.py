@@ -20,7 +20,7 @@ from tapestry.apiserver.core.responses import ApiResponse
 from tapestry.apiserver.serving import http_connection
 from tapestry.apiserver.serving import http_server as accepting
 from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter, client_network
-from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
+from tapestry.apiserver.serving.http_handler import REJECTION_PAUSE, HttpHandler, start_http_server
 from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, InflightLimiter
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.apiserver.serving.uploads import UploadBudget
@@ -203,6 +203,49 @@ async def test_one_user_gets_half_of_the_slots() -> None:
         assert (await third.receive())[0] == 429
         (await connect()).send(request("POST", "/x", user="bob"))
         await handler.wait_for(3)
+
+
+class ProcessShare:
+    """Scheduler of a server that shares its process."""
+
+    def __init__(self) -> None:
+        self.is_exceeded = True
+
+    def run(self, work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        return work
+
+    def may_start(self) -> bool:
+        return not self.is_exceeded
+
+
+async def test_server_over_its_share_rejects_and_pauses_connections(
+    call: ServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses, pause_ends, sleep = list[float](), asyncio.Event(), asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        if seconds < REJECTION_PAUSE[0]:
+            await sleep(seconds)
+        else:
+            pauses.append(seconds)
+            await pause_ends.wait()
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    share = ProcessShare()
+    async with http_server(RequestHandler(call.server, 10), scheduler=share) as connect:
+        client, other = await connect(), await connect()
+        client.send(request("GET", "/readyz", user="root"))
+        assert (await client.receive())[0] != 429  # probes are exempt
+        client.send(request("GET", "/version", user="root"))
+        status, headers, body = await client.receive()
+        assert (status, headers["retry-after"], json.loads(body)["reason"]) == (429, "1", "TooManyRequests")
+        share.is_exceeded = False
+        client.send(request("GET", "/version", user="root"))
+        other.send(request("GET", "/version", user="root"))
+        assert (await other.receive())[0] == 200
+        assert [REJECTION_PAUSE[0] <= each <= REJECTION_PAUSE[1] for each in pauses] == [True]
+        pause_ends.set()
+        assert (await client.receive())[0] == 200
 
 
 async def test_slow_anonymous_uploads_do_not_block_others(call: ServerClient) -> None:
