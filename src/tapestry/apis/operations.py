@@ -71,6 +71,7 @@ class SnapshotSpec(ApiStruct):
     vcluster: Annotated[Name, IMMUTABLE, Meta(description="Name of the virtual cluster.")]
     vcluster_uid: Annotated[Text, IMMUTABLE, Meta(description="UID of the virtual cluster.")]
     project: Annotated[DnsLabel, IMMUTABLE]
+    owner: Annotated[Text, IMMUTABLE, Meta(description="Owner of the virtual cluster, for whom it counts.")] = ""
     display_name: Annotated[Text, Meta(description="Name that the user gave it.")] | None = None
     description: LongText | None = None
     expire_time: Annotated[datetime, Meta(description="Time at which the snapshot is deleted.")] | None = None

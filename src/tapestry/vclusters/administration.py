@@ -45,7 +45,7 @@ from tapestry.vclusters.model import (
 )
 from tapestry.vclusters.page_tokens import page_size
 from tapestry.vclusters.pages import Pager
-from tapestry.vclusters.quota import snapshot_charge, total_usage, vcluster_charge
+from tapestry.vclusters.quota import charges_of, total_usage, used_texts
 from tapestry.vclusters.stored_objects import StoredObjects
 
 PROJECT_FIELDS = {
@@ -170,10 +170,8 @@ class Administration:
 
     def _quota_message(self, quota: Object) -> api.Quota:
         project = quota["spec"]["project"]
-        charges = [vcluster_charge(each) for each in self.objects.all(VCLUSTERS)]
-        charges += [snapshot_charge(each, owner="") for each in self.objects.all(SNAPSHOTS)]
-        usage = total_usage(each for each in charges if each.project == project)
-        return quota_message(quota, {name: str(amount) for name, amount in usage.items()})
+        charges = charges_of(self.objects.all(VCLUSTERS), self.objects.all(SNAPSHOTS))
+        return quota_message(quota, used_texts(total_usage(charges, project)))
 
     async def get_quota(self, call: AdmittedCall) -> Message:
         project = call.request.project

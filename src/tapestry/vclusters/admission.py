@@ -6,21 +6,20 @@ a quota. Only the orchestrator writes a status.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
 from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.keys import PREFIX, VCLUSTER_FINALIZER
-from tapestry.apis.projects import PROJECTS, QUOTAS
+from tapestry.apis.projects import PROJECTS
 from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
 from tapestry.apiserver.core.requests import AdmissionPlugin, CallOrigin, User, WriteRequest
-from tapestry.apiserver.core.store import Key, ObjectVersion, Store
-from tapestry.kube.errors import ApiError
+from tapestry.apiserver.core.store import Key, Store
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at, with_value
 from tapestry.kube.resources import NAMESPACES, Resource
+from tapestry.vclusters.api_errors import api_error
 from tapestry.vclusters.errors import (
     ServiceError,
     Violation,
@@ -35,8 +34,8 @@ from tapestry.vclusters.errors import (
 )
 from tapestry.vclusters.lifecycle import allowed_phases, may_wait, start_event
 from tapestry.vclusters.operations import operation_id
-from tapestry.vclusters.placement import Demand, check_host_fields, choose_host, demand_of, requested_hostname
-from tapestry.vclusters.quota import Charge, vcluster_charge, violations
+from tapestry.vclusters.placement import check_host_fields, choose_host, requested_hostname
+from tapestry.vclusters.project_usage import ProjectUsage
 from tapestry.vclusters.validation import Provided, check_spec, check_update
 
 PROJECT_ANNOTATION = PREFIX + "project"
@@ -60,22 +59,14 @@ def allow_all(_: User, __: str, ___: str) -> None:
     """Allow every call that the authorizer of the management API allows."""
 
 
-class Known(NamedTuple):
-    """Usage of quotas and of host clusters by a revision of a virtual cluster."""
-
-    revision: int
-    charge: Charge
-    demand: Demand
-
-
 @dataclass
 class VClusterAdmission:
     """The steps of the admission plugin for virtual clusters."""
 
     store: Store
     provided: Provided
+    usage: ProjectUsage
     allow: Allow = allow_all
-    _known: dict[Key, Known] = field(default_factory=dict)
 
     async def admit(self, request: WriteRequest, old: Object | None, new: Object) -> Object:
         if request.origin is CallOrigin.CONTROLLER:
@@ -130,7 +121,7 @@ class VClusterAdmission:
         if self.provided.isolation_mode != STRICTEST_ISOLATION:
             spec["isolationMode"] = spec.get("isolationMode") or self.provided.isolation_mode
         check_spec(spec, self.provided)
-        others = self._demands(Key(VCLUSTERS.name, request.target.namespace, name_of(new)))
+        others = self.usage.demands(besides=Key(VCLUSTERS.name, request.target.namespace, name_of(new)))
         choose_host(spec, self._objects(HOST_CLUSTERS), self._allowed_hosts(project), others)
         finalizers = [*value_at(new, "metadata", "finalizers", default=[])]
         if VCLUSTER_FINALIZER not in finalizers:
@@ -175,7 +166,7 @@ class VClusterAdmission:
             return
         name = value_at(old, "status", "hostCluster", default="")
         host = next((each for each in self._objects(HOST_CLUSTERS) if name_of(each) == name), None)
-        others = self._demands(Key(VCLUSTERS.name, request.target.namespace, name_of(old)))
+        others = self.usage.demands(besides=Key(VCLUSTERS.name, request.target.namespace, name_of(old)))
         check_host_fields(spec, host, others)
 
     def _allowed_hosts(self, project: str) -> Collection[str]:
@@ -185,9 +176,6 @@ class VClusterAdmission:
         allowed: list[str] = value_at(stored, "spec", "hostClusters", default=[])
         return allowed
 
-    def _demands(self, besides: Key) -> list[Demand]:
-        return [self._known_of(each).demand for each in self.store.heads(VCLUSTERS.name) if each.key != besides]
-
     # -- project and quota
 
     def _project_of(self, namespace: str, *, besides: str = "") -> str:
@@ -196,53 +184,36 @@ class VClusterAdmission:
         if found is not None and (project := annotations_of(msgspec.json.decode(found.raw)).get(PROJECT_ANNOTATION)):
             return project
         heads = self.store.heads(VCLUSTERS.name, namespace)
-        return next((self._known_of(each).charge.project for each in heads if each.key.name != besides), "")
+        return next((self.usage.known(each).charge.project for each in heads if each.key.name != besides), "")
 
     def _charge(self, request: WriteRequest, old: Object | None, new: Object) -> None:
         """Check the quota now, for its message, and again when the object is written."""
         key = Key(VCLUSTERS.name, request.target.namespace, name_of(new))
-        before, after = vcluster_charge(old) if old is not None else None, vcluster_charge(new)
-        if exceeded := self._exceeded(key, before, after):
-            raise quota_exceeded(after.project, exceeded)
-        request.claim = partial(self._is_free, key, before, after, requested_hostname(new["spec"]))
+        if exceeded := self.usage.exceeded(key, old, new):
+            raise quota_exceeded(new["spec"]["project"], exceeded)
+        request.claim = partial(self._is_free, key, old, new)
 
-    def _is_free(self, key: Key, before: Charge | None, after: Charge, hostname: str) -> bool:
-        if before is None and not self._may_create_in(key.namespace):
+    def _is_free(self, key: Key, old: Object | None, new: Object) -> bool:
+        if old is None and not self._may_create_in(key.namespace):
             return False
-        project = self._project_of(key.namespace, besides=key.name)
-        is_taken = bool(hostname) and any(each.hostname == hostname for each in self._demands(key))
-        return project in ("", after.project) and not is_taken and not self._exceeded(key, before, after)
+        project, hostname = self._project_of(key.namespace, besides=key.name), requested_hostname(new["spec"])
+        if project not in ("", new["spec"]["project"]):
+            return False
+        is_taken = bool(hostname) and any(each.hostname == hostname for each in self.usage.demands(besides=key))
+        return not is_taken and not self.usage.exceeded(key, old, new)
 
     def _may_create_in(self, namespace: str) -> bool:
         """Return whether the next writer sees a namespace that is not being deleted."""
         found = self.store.head(NAMESPACES.name, "", namespace)
         return found is not None and not is_deleting(msgspec.json.decode(found.raw))
 
-    def _exceeded(self, key: Key, before: Charge | None, after: Charge) -> list[Violation]:
-        quotas = [each for each in self._objects(QUOTAS) if each["spec"]["project"] == after.project]
-        if not quotas:
-            return []
-        heads = self.store.heads(VCLUSTERS.name)
-        if len(self._known) > 2 * len(heads) + 100:
-            self._known.clear()  # of virtual clusters that are gone
-        others = [self._known_of(each).charge for each in heads if each.key != key]
-        return [each for quota in quotas for each in violations(quota, others, before, after)]
-
     def _objects(self, resource: Resource) -> Iterator[Object]:
         return (msgspec.json.decode(each.raw) for each in self.store.heads(resource.name))
-
-    def _known_of(self, version: ObjectVersion) -> Known:
-        known = self._known.get(version.key)
-        if known is None or known.revision != version.revision:
-            vcluster = msgspec.json.decode(version.raw)
-            known = Known(version.revision, vcluster_charge(vcluster), demand_of(vcluster))
-            self._known[version.key] = known
-        return known
 
 
 def vcluster_plugin(store: Store, provided: Provided, allow: Allow = allow_all) -> AdmissionPlugin:
     """Build the plugin of the management API: `run_planes(admission=partial(vcluster_plugin, provided=...))`."""
-    admission = VClusterAdmission(store, provided, allow)
+    admission = VClusterAdmission(store, provided, ProjectUsage(store), allow)
     return AdmissionPlugin(frozenset({VCLUSTERS.name}), admission.admit, admission.admit_delete)
 
 
@@ -292,14 +263,3 @@ def verb_of(changed: set[str], spec: Object) -> Verb:
     if "suspended" in changed:
         return Verb.SUSPEND if spec.get("suspended") else Verb.RESUME
     return Verb.SCALE if changed <= SCALED else Verb.UPDATE
-
-
-CAUSE = "VClusterError"
-
-
-def api_error(error: ServiceError) -> ApiError:
-    """Return the error of the management API for an error of the service, which it contains."""
-    cause = {"reason": CAUSE, "message": msgspec.json.encode(error.body()).decode()}
-    code = {400: 422, 404: 404, 409: 409, 429: 403}.get(error.http_status, 403)
-    reason = {422: "Invalid", 404: "NotFound", 409: "Conflict"}.get(code, "Forbidden")
-    return ApiError(code, reason, f"{error.reason}: {error.message}", details={"causes": [cause]})

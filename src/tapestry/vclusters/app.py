@@ -20,7 +20,7 @@ from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.planes.app import PlaneProcess, client_of
 from tapestry.planes.config import PlanesConfig
 from tapestry.planes.management import apply_definition, process_identity
-from tapestry.vclusters import operation_sweeper, orchestrator, snapshot_sweeper
+from tapestry.vclusters import operation_sweeper, orchestrator, quota_reporter, snapshot_sweeper
 from tapestry.vclusters.engines.native import NativeEngine, vcluster_keys
 from tapestry.vclusters.engines.native_snapshots import SnapshotSteps
 from tapestry.vclusters.snapshots import SnapshotFiles
@@ -39,6 +39,7 @@ async def run_vclusters(process: PlaneProcess, *, is_compatible: bool = False) -
     manager.register("vclusters", partial(install, process=process, files=files, is_compatible=is_compatible))
     manager.register("snapshot-sweeper", partial(snapshot_sweeper.install, files=files))
     manager.register("operation-sweeper", operation_sweeper.install)
+    manager.register("quota-reporter", quota_reporter.install)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(manager.run(), name="vclusters")
         try:

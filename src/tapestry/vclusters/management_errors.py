@@ -13,6 +13,7 @@ from tapestry.kube.errors import (
     TransportError,
     Unavailable,
 )
+from tapestry.vclusters.api_errors import service_error
 from tapestry.vclusters.errors import (
     Code,
     ServiceError,
@@ -23,7 +24,6 @@ from tapestry.vclusters.errors import (
     precondition_failed,
     unavailable,
 )
-from tapestry.vclusters.policy import service_error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tapestry.kube.objects import Object, value_at
 from tapestry.kube.quantity import NANOS, parse_quantity
 from tapestry.process.counters import Counter
 from tapestry.vclusters.engines.native import vcluster_keys
-from tapestry.vclusters.quota import Charge, snapshot_charge, total_usage, vcluster_charge
+from tapestry.vclusters.quota import Charge, charges_of, total_usage
 from tapestry.vclusters.stored_objects import StoredObjects
 
 OPERATION_SECONDS = Histogram(
@@ -47,14 +47,11 @@ class ServiceCollector(Collector):
         used = GaugeMetricFamily("tapestry_vclusters_quota_used", "Use of a limited resource.", labels=labels)
         limit = GaugeMetricFamily("tapestry_vclusters_quota_limit", "Limit of a project.", labels=labels)
         charges: defaultdict[str, list[Charge]] = defaultdict(list)
-        for charge in map(vcluster_charge, vclusters):
-            charges[charge.project].append(charge)
-        for snapshot in self._objects.all(SNAPSHOTS):
-            charge = snapshot_charge(snapshot, owner="")
+        for charge in charges_of(vclusters, self._objects.all(SNAPSHOTS)):
             charges[charge.project].append(charge)
         for quota in self._objects.all(QUOTAS):
             project = quota["spec"]["project"]
-            usage = total_usage(charges[project])
+            usage = total_usage(charges[project], project)
             for name, amount in value_at(quota, "spec", "limits", default={}).items():
                 used.add_metric([project, name], usage[name].nano / NANOS)
                 limit.add_metric([project, name], parse_quantity(str(amount), name).nano / NANOS)

@@ -13,13 +13,13 @@ from tapestry.kube.errors import Conflict
 from tapestry.kube.objects import Object, name_of, namespace_of, value_at
 from tapestry.vclusters.access.roles import Caller, Role
 from tapestry.vclusters.api import vcluster_api_pb2 as api
+from tapestry.vclusters.api_errors import service_error
 from tapestry.vclusters.errors import Code, ServiceError, not_found, precondition_failed
 from tapestry.vclusters.gateway import AdmittedCall, Respond
 from tapestry.vclusters.management_errors import reported
 from tapestry.vclusters.model import ended_operation, running_operation, waiting_operation
 from tapestry.vclusters.orchestrator import journal_of, waiting_request
 from tapestry.vclusters.pages import Pager
-from tapestry.vclusters.policy import service_error
 from tapestry.vclusters.stored_objects import StoredObjects
 
 MAX_ATTEMPTS = 20

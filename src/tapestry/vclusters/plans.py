@@ -112,12 +112,17 @@ def creation(phase: Phase) -> Plan:
 
 def suspension(arguments: Mapping[str, Any]) -> Plan:
     """Return the plan of a suspend. Without drain and snapshot, the phase changes once, when it is done."""
-    snapshot = (S.SNAPSHOT,) if arguments.get("createSnapshot") else ()
+    snapshot = (S.SNAPSHOT,) if makes_snapshot(Verb.SUSPEND, arguments) else ()
     drain = (S.DRAIN,) if arguments.get("drainWorkloads") else ()
     steps = (*snapshot, *drain, S.STOP)
     if len(steps) == 1:
         return Plan(steps, None, E.SUSPEND_REQUESTED, E.CONTROL_PLANE_LOST, None)
     return Plan(steps, E.SUSPEND_WITH_STEPS_REQUESTED, E.SUSPENDED, E.SUSPEND_FAILED, E.SUSPEND_CANCELLED)
+
+
+def makes_snapshot(verb: Verb, arguments: Mapping[str, Any]) -> bool:
+    """Return whether an operation makes a snapshot."""
+    return verb is Verb.SNAPSHOT or (verb is Verb.SUSPEND and bool(arguments.get("createSnapshot")))
 
 
 def restoration(phase: Phase) -> Plan:

@@ -21,22 +21,23 @@ from tapestry.apiserver.core.requests import (
     User,
     WriteRequest,
 )
-from tapestry.apiserver.core.store import Store
-from tapestry.kube.errors import ApiError
+from tapestry.apiserver.core.store import Key, Store
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import NAMESPACES
 from tapestry.vclusters.access.authentication import PLATFORM_ADMIN_GROUPS
 from tapestry.vclusters.access.roles import Caller, Decision, decide, roles_in_projects
-from tapestry.vclusters.admission import CAUSE, VClusterAdmission, api_error
+from tapestry.vclusters.admission import VClusterAdmission
+from tapestry.vclusters.api_errors import api_error
 from tapestry.vclusters.errors import (
-    Code,
     ServiceError,
     Violation,
     field_invalid,
     not_found,
     permission_denied,
     precondition_failed,
+    quota_exceeded,
 )
+from tapestry.vclusters.project_usage import ProjectUsage
 from tapestry.vclusters.stored_objects import StoredObjects
 from tapestry.vclusters.validation import Provided
 
@@ -48,10 +49,15 @@ def service_admission(provided: Provided) -> BuildAdmission:
     """Return the plugin of the management API for `run_planes`."""
 
     def build(store: Store) -> AdmissionPlugin:
-        policy = Policy(StoredObjects(store))
-        vclusters = VClusterAdmission(store, provided, policy.allow_in_project)
+        policy, usage = Policy(StoredObjects(store)), ProjectUsage(store)
+        vclusters = VClusterAdmission(store, provided, usage, policy.allow_in_project)
 
-        writes = {VCLUSTERS.name: vclusters.admit, NAMESPACES.name: unchanged}
+        async def admit_snapshot(request: WriteRequest, old: Object | None, new: Object) -> Object:
+            admitted = await policy.admit(request, old, new)
+            check_bytes(usage, request, old, admitted)
+            return admitted
+
+        writes = {VCLUSTERS.name: vclusters.admit, SNAPSHOTS.name: admit_snapshot, NAMESPACES.name: unchanged}
         deletions = {VCLUSTERS.name: vclusters.admit_delete, NAMESPACES.name: vclusters.admit_namespace_delete}
 
         async def admit(request: WriteRequest, old: Object | None, new: Object) -> Object:
@@ -68,6 +74,17 @@ def service_admission(provided: Provided) -> BuildAdmission:
 async def unchanged(_: WriteRequest, __: Object | None, new: Object) -> Object:
     """Admit a write as it is."""
     return new
+
+
+def check_bytes(usage: ProjectUsage, request: WriteRequest, old: Object | None, new: Object) -> None:
+    """Check the quota when the size of a snapshot is known. Whether there may be one more was checked before."""
+    size, before = (value_at(each or {}, "status", "sizeBytes", default=0) for each in (new, old))
+    if size <= before:
+        return
+    key = Key(SNAPSHOTS.name, request.target.namespace, name_of(new))
+    if exceeded := usage.exceeded(key, old, new):
+        raise api_error(quota_exceeded(new["spec"]["project"], exceeded))
+    request.claim = lambda: not usage.exceeded(key, old, new)
 
 
 @dataclass(frozen=True)
@@ -148,14 +165,3 @@ class Policy:
 def project_specs(objects: StoredObjects) -> Sequence[tuple[str, ProjectSpec]]:
     found = objects.all(PROJECTS)
     return [(name_of(each), msgspec.convert(each.get("spec") or {}, ProjectSpec)) for each in found]
-
-
-def service_error(error: ApiError) -> ServiceError | None:
-    """Return the error with which the policy has rejected a write; None for any other error."""
-    for cause in error.causes:
-        if cause.get("reason") == CAUSE:
-            fields = msgspec.json.decode(cause["message"])["error"]
-            info, *details = fields["details"]
-            code, metadata = Code[fields["status"]], info.get("metadata")
-            return ServiceError(code, info["reason"], fields["message"], metadata, details, fields["code"])
-    return None

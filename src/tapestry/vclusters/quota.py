@@ -4,13 +4,15 @@ Nothing is reserved. The caller checks a write against the objects that the stor
 writes in flight, so concurrent writes never exceed a limit together.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
-from tapestry.apis.vclusters import Phase
-from tapestry.kube.objects import Object, value_at
+from tapestry.apis.vclusters import Phase, Verb
+from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.quantity import ONE, ResourceList, parse_quantity
 from tapestry.vclusters.errors import Violation
+from tapestry.vclusters.operations import snapshot_id
+from tapestry.vclusters.plans import makes_snapshot
 
 AMOUNTS: Mapping[str, tuple[str, ...]] = {
     "cpuRequests": ("resources", "cpuRequest"),
@@ -20,6 +22,11 @@ AMOUNTS: Mapping[str, tuple[str, ...]] = {
     "storage": ("storage", "persistenceSize"),
 }
 """Limits of amounts, and the field of the spec that each one sums up."""
+LIMITS = (
+    *("vclusters", "runningVclusters", *AMOUNTS),
+    *("snapshots", "snapshotBytes", "concurrentOperations"),
+)
+"""Names of all limits."""
 FREED_BY_SUSPEND = frozenset(AMOUNTS) - {"storage"}
 
 
@@ -64,12 +71,46 @@ def has_operation(vcluster: Object) -> bool:
     return requested is not None and requested != status.get("lastOperation")
 
 
-def snapshot_charge(snapshot: Object, owner: str) -> Charge:
-    """Return what a snapshot uses. It counts for the owner of its virtual cluster."""
-    usage = {"snapshots": ONE}
-    if size := value_at(snapshot, "status", "sizeBytes"):
-        usage["snapshotBytes"] = parse_quantity(size)
-    return Charge(snapshot["spec"]["project"], owner, ResourceList(usage))
+def snapshot_charge(snapshot: Object) -> Charge:
+    """Return what a snapshot uses. It counts for the owner of its virtual cluster. A failed one has no file."""
+    spec, usage = snapshot["spec"], {}
+    if value_at(snapshot, "status", "phase") != "Failed":
+        usage["snapshots"] = ONE
+        if size := value_at(snapshot, "status", "sizeBytes"):
+            usage["snapshotBytes"] = parse_quantity(size)
+    return Charge(spec["project"], spec.get("owner") or "", ResourceList(usage))
+
+
+def pending_snapshots(vcluster: Object) -> frozenset[str]:
+    """Return the names of the snapshots that the running and the waiting operation make, or have made."""
+    status = vcluster.get("status") or {}
+    operations = (status.get("journal"), value_at(vcluster, "spec", "operation"))
+    return frozenset(
+        snapshot_id(each["id"])
+        for each in operations
+        if each
+        and each["id"] != status.get("lastOperation")
+        and makes_snapshot(Verb(each["verb"]), each.get("arguments") or {})
+    )
+
+
+def with_pending(charge: Charge, names: Iterable[str], stored: Container[str]) -> Charge:
+    """Return the charge of a virtual cluster with its pending snapshots, except those that are stored.
+
+    Each of them has at least one byte, so that none begins when the limit of bytes is reached.
+    """
+    count = sum(each not in stored for each in names)
+    if not count:
+        return charge
+    number = parse_quantity(str(count))
+    return charge._replace(usage=charge.usage + ResourceList(snapshots=number, snapshotBytes=number))
+
+
+def charges_of(vclusters: Iterable[Object], snapshots: Iterable[Object]) -> list[Charge]:
+    """Return the charges of all objects of one kind and of the other."""
+    stored = {name_of(each): snapshot_charge(each) for each in snapshots}
+    own = [with_pending(vcluster_charge(each), pending_snapshots(each), stored) for each in vclusters]
+    return [*own, *stored.values()]
 
 
 def violations(quota: Object, others: Iterable[Charge], old: Charge | None, new: Charge) -> list[Violation]:
@@ -106,5 +147,10 @@ def exceeded(
     return result
 
 
-def total_usage(charges: Iterable[Charge]) -> ResourceList:
-    return ResourceList.total(each.usage for each in charges)
+def total_usage(charges: Iterable[Charge], project: str) -> ResourceList:
+    return ResourceList.total(each.usage for each in charges if each.project == project)
+
+
+def used_texts(usage: ResourceList) -> dict[str, str]:
+    """Return the usage by each limit that there is."""
+    return {name: str(usage[name]) for name in LIMITS}

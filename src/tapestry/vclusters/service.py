@@ -23,6 +23,7 @@ from tapestry.kube.objects import Object, object_named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES
 from tapestry.vclusters.access.roles import Caller
 from tapestry.vclusters.api import vcluster_api_pb2 as api
+from tapestry.vclusters.api_errors import service_error
 from tapestry.vclusters.errors import (
     Code,
     ServiceError,
@@ -45,7 +46,6 @@ from tapestry.vclusters.model import (
 from tapestry.vclusters.operation_service import MAX_ATTEMPTS, wait_seconds
 from tapestry.vclusters.operations import operation_id, request_digest, snapshot_id
 from tapestry.vclusters.pages import is_visible
-from tapestry.vclusters.policy import service_error
 from tapestry.vclusters.spec_updates import DESIRED_FIELDS, mask_of, updated_spec
 from tapestry.vclusters.stored_objects import StoredObjects, project_in
 from tapestry.vclusters.vcluster_reads import find_vcluster, found_vcluster

@@ -12,7 +12,7 @@ from tapestry.apis.projects import ACCESS_KEYS, PROJECTS
 from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.kube.errors import ApiError, Forbidden
 from tapestry.kube.objects import Object, object_named
-from tapestry.vclusters.policy import service_error
+from tapestry.vclusters.api_errors import service_error
 
 from .management_world import ManagementWorld, limit, management_world
 

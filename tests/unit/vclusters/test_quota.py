@@ -6,8 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapestry.apis.projects import QuotaLimits
 from tapestry.kube.objects import Object
-from tapestry.vclusters.quota import Charge, has_operation, snapshot_charge, total_usage, vcluster_charge, violations
+from tapestry.vclusters.quota import (
+    Charge,
+    charges_of,
+    has_operation,
+    snapshot_charge,
+    total_usage,
+    used_texts,
+    vcluster_charge,
+    violations,
+)
 
 RESOURCES = {"cpuRequest": "500m", "cpuLimit": "1", "memoryRequest": "256Mi", "memoryLimit": "1Gi"}
 
@@ -122,13 +132,47 @@ def test_running_and_waiting_operations_count(operation: Object | None, status: 
     assert ("concurrentOperations" in vcluster_charge(vcluster).usage) is expected
 
 
+def new_snapshot(name: str = "snap-1", **status: Any) -> Object:
+    spec = {"project": "shop", "owner": "jane", "vcluster": "v", "vclusterUid": "u"}
+    return {"metadata": {"name": name}, "spec": spec, "status": status}
+
+
 def test_snapshots_count_for_owner_of_their_cluster() -> None:
-    snapshot = {"spec": {"project": "shop"}, "status": {"sizeBytes": 4096}}
-    charge = snapshot_charge(snapshot, "jane")
+    charge = snapshot_charge(new_snapshot(sizeBytes=4096))
     assert (charge.owner, charge.usage.texts()) == ("jane", {"snapshots": "1", "snapshotBytes": "4096"})
     quota = new_quota(snapshots=1)
     assert violations(quota, [charge], None, charge)
     assert not violations(quota, [vcluster_charge(new_vcluster())], None, charge)
+    assert snapshot_charge(new_snapshot(phase="Failed", sizeBytes=4096)).usage == {}
+
+
+SNAPSHOT, SUSPEND = {"id": "op-1", "verb": "Snapshot"}, {"id": "op-1", "verb": "Suspend"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "status", "expected"),
+    [
+        (SNAPSHOT, {}, 1),
+        (SNAPSHOT, {"lastOperation": "op-1"}, 0),
+        (SNAPSHOT, {"journal": SNAPSHOT}, 1),
+        ({"id": "op-2", "verb": "Snapshot"}, {"journal": SNAPSHOT}, 2),
+        ({"id": "op-2", "verb": "Scale"}, {"journal": SNAPSHOT}, 1),
+        ({**SUSPEND, "arguments": {"createSnapshot": True}}, {}, 1),
+        (SUSPEND, {}, 0),
+        (None, {}, 0),
+    ],
+)
+def test_snapshot_counts_before_it_is_stored(operation: Object | None, status: Object, expected: int) -> None:
+    vcluster = {**new_vcluster(operation=operation), "status": status}
+    assert total_usage(charges_of([vcluster], []), "shop")["snapshots"].value() == expected
+    stored = [new_snapshot("snap-1", phase="Creating")]
+    assert total_usage(charges_of([vcluster], stored), "shop")["snapshots"].value() == max(expected, 1)
+    used = used_texts(total_usage(charges_of([vcluster], [new_snapshot("snap-9", sizeBytes=10)]), "shop"))
+    assert (used["snapshots"], used["snapshotBytes"], used["storage"]) == (str(expected + 1), str(expected + 10), "5Gi")
+
+
+def test_all_limits_are_reported() -> None:
+    assert used_texts(total_usage([], "shop")) == dict.fromkeys(QuotaLimits.__struct_encode_fields__, "0")
 
 
 @given(st.lists(st.tuples(st.sampled_from(["jane", "joe"]), st.booleans(), st.integers(1, 9)), max_size=20))
@@ -140,7 +184,7 @@ def test_admitted_writes_never_exceed_limits(requests: list[tuple[str, bool, int
         charge = vcluster_charge(new_vcluster(owner, suspended=suspended, resources=resources))
         if not violations(quota, charges, None, charge):
             charges.append(charge)
-    used = total_usage(charges)
+    used = total_usage(charges, "shop")
     assert used["cpuLimits"].value() <= 12
     assert used["vclusters"].value() <= 6
     assert all([each.owner for each in charges].count(owner) <= 4 for owner in ("jane", "joe"))

@@ -12,11 +12,12 @@ from tapestry.apis.keys import PREFIX, SNAPSHOT_FINALIZER
 from tapestry.apis.operations import SNAPSHOTS
 from tapestry.apis.vclusters import Journal, Phase, Verb
 from tapestry.client.client import Client
-from tapestry.kube.errors import AlreadyExists, Invalid
+from tapestry.kube.errors import AlreadyExists, ApiError, Invalid
 from tapestry.kube.names import dns_subdomain_error
 from tapestry.kube.objects import Object, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.planes.plane_restores import NotEnoughSpace, SnapshotFile
+from tapestry.vclusters.api_errors import service_error
 from tapestry.vclusters.engines import StepFailed, StepNotDone
 from tapestry.vclusters.operations import snapshot_id, truncated
 from tapestry.vclusters.snapshots import SAFETY_PREFIX, NotRestorable, SnapshotFiles
@@ -46,7 +47,7 @@ class SnapshotSteps:
             if value_at(snapshot, "status", "phase") is None:
                 snapshot = await self._set_status(snapshot, {"phase": "Creating"})
             written = await self._write(plane, uid_of(snapshot))
-            snapshot = await self._set_status(snapshot, self._ready_status(uid_of(snapshot), written))
+            snapshot = await self._complete(snapshot, self._ready_status(uid_of(snapshot), written))
         return {"snapshot": name_of(snapshot), "lastSnapshot": snapshot_info(snapshot)}
 
     async def undo_snapshot(self, vcluster: Object, journal: Journal) -> None:
@@ -86,6 +87,15 @@ class SnapshotSteps:
 
     async def _set_status(self, snapshot: Object, status: Object) -> Object:
         return await self.client.patch(SNAPSHOTS, snapshot, {"status": status}, subresource="status")
+
+    async def _complete(self, snapshot: Object, status: Object) -> Object:
+        """Write that a snapshot is ready. The quota may be exceeded now that its size is known."""
+        try:
+            return await self._set_status(snapshot, status)
+        except ApiError as error:
+            if (rejected := service_error(error)) is None:
+                raise
+            raise StepFailed(rejected.reason, rejected.message, rejected.code.name) from error
 
     async def _write(self, plane: Object, name: str) -> SnapshotFile:
         try:
@@ -187,6 +197,7 @@ def snapshot_object(vcluster: Object, journal: Journal) -> Object:
         "vcluster": name_of(vcluster),
         "vclusterUid": uid_of(vcluster),
         "project": value_at(vcluster, "spec", "project"),
+        "owner": value_at(vcluster, "spec", "owner"),
         "displayName": name,
         "description": arguments.get("description"),
         "expireTime": expire_time(arguments.get("retentionHours") or 0, journal.start_time),
