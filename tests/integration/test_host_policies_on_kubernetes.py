@@ -41,10 +41,15 @@ from tapestry.tenants.tenant_binding import TenantAddresses
 from .escape_rights import OTHER_KINDS, PLAIN_OBJECTS
 from .planes import Plane, kubeconfig_with
 
-OFFER = structs.replace(HOST, api_address="192.0.2.10", priority_range=PriorityRange(("tenants-high",)))
+OFFER = structs.replace(
+    HOST,
+    api_address="192.0.2.10",
+    priority_range=PriorityRange(("tenants-high",)),
+    service_accounts=("builder",),
+)
 SYNC = TenantSync(ingresses=True, network_policies=True, disruption_budgets=True, priority_classes=True)
 FACTS = HostFacts(("203.0.113.10",), 20001, 20002, frozenset({"tenants-high"}))
-BINDING = tenant(host=OFFER, sync=SYNC)
+BINDING = tenant(host=OFFER, sync=SYNC, service_account_name="builder")
 WITHOUT_NAMESPACE = replace(BINDING, spec=structs.replace(BINDING.spec, mount_namespace=None))
 """The binding before its namespace exists."""
 DENIED = (403, 422)

@@ -142,6 +142,13 @@ class HostClusterStatus(ApiStruct):
     version: Annotated[str, Meta(description="Kubernetes version of the host cluster.")] | None = None
     nodes: Annotated[int, Meta(description="Number of selected nodes.")] | None = None
     open_nodes: Annotated[int, Meta(description="Number of nodes whose lease is open.")] | None = None
+    capacity: (
+        Annotated[
+            dict[str, str],
+            Meta(description="Resources that policies lease to tenants in their windows, of all selected nodes."),
+        ]
+        | None
+    ) = None
     tenants: Annotated[int, Meta(description="Number of planes whose pods run there.")] | None = None
     last_seen: Annotated[datetime, Meta(description="Time of the last response.")] | None = None
 

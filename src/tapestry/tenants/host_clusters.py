@@ -8,7 +8,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -16,6 +16,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, is_tenant
 from tapestry.apis.field_types import SecretReference
 from tapestry.apis.hostclusters import HOST_CLUSTER, HOST_CLUSTERS, HostClusterSpec
+from tapestry.apis.policies import POLICIES
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
@@ -25,10 +26,14 @@ from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.crds import decode_spec
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at, version_of
+from tapestry.kube.patches import exact_map_patch
 from tapestry.kube.resources import NAMESPACES, SECRETS
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 from tapestry.syncer.bindings import access_from_secret
+from tapestry.syncer.cache_transforms import with_changed_at
+from tapestry.syncer.predicates import spec_changed
+from tapestry.tenants.host_capacity import HostOffer, host_offer, host_rules
 from tapestry.tenants.host_connection import IDENTITY_NAMESPACE, Connect, HostConnection
 
 log = logger(__name__)
@@ -104,6 +109,8 @@ class HostClusters:
             task = self._group.create_task(connection.run(), name=f"host-{name}", context=self._context.copy())
             host = self._hosts[name] = Host(connection, identity, version, kubeconfig, task)
             connection.on_replaced(partial(self._notify, name))
+            for each in (connection.nodes, connection.owner_policies):
+                each.source.after_sync(partial(self._notify, name))
         host.identity, host.version, host.kubeconfig = identity, version, kubeconfig
         await host.connection.switch_to(access, identity)
         self._notify(name)
@@ -147,7 +154,8 @@ class HostClusterReconciler:
     now: Callable[[], datetime]
     writes_status: Callable[[str], bool]
     """Return whether this process writes the status of the HostCluster with this UID: one process of a group does."""
-    open_nodes: Callable[[str], int | None] = field(default=lambda _: None)
+    policies: Informer
+    """Policies of the operator."""
 
     async def reconcile(self, name: str) -> Result | None:
         obj = self.hosts.store.get(name)
@@ -231,17 +239,28 @@ class HostClusterReconciler:
             "tenants": len(self._tenants(name)),
         }
         if host is not None:
-            nodes = host.connection.nodes.source
+            nodes, offer = host.connection.nodes.source, self._offer(obj, host.connection)
             status |= {
                 "identity": host.identity,
                 "version": host.version,
                 "nodes": len(nodes.store) if nodes.synced.is_set() else None,
-                "openNodes": self.open_nodes(name),
+                "openNodes": offer.open_nodes if offer is not None else None,
+                "capacity": exact_map_patch(value_at(obj, "status", "capacity"), offer.capacity.texts())
+                if offer is not None
+                else None,
             }
             recorded = value_at(obj, "status", "lastSeen")
             if reason == REACHABLE and (recorded is None or now - parse_time(recorded) >= LAST_SEEN_INTERVAL):
                 status["lastSeen"] = timestamp(now)
         await self.client.converge(HOST_CLUSTERS, obj, {"status": status})
+
+    def _offer(self, obj: Object, connection: HostConnection) -> HostOffer | None:
+        """Return what a host cluster offers; None while its caches are not filled."""
+        nodes, owner = connection.nodes.source, connection.owner_policies.source
+        if not (nodes.synced.is_set() and owner.synced.is_set() and self.policies.synced.is_set()):
+            return None
+        rules = host_rules(obj, self.policies.store.list(), owner.store.list())
+        return host_offer(nodes.store.list(), rules, self.now())
 
 
 def is_tenant_of(binding: Object, host: str) -> bool:
@@ -256,10 +275,12 @@ def install(
     """Add the controller of HostClusters to a manager of the management API."""
     hosts, bindings = manager.informer(HOST_CLUSTERS), manager.informer(CLUSTER_BINDINGS)
     secrets = manager.informer(SECRETS, namespace=HOSTS_NAMESPACE)
+    policies = manager.informer(POLICIES, transform=with_changed_at).with_managed_fields()
     reconciler = HostClusterReconciler(
-        *(hosts, secrets, bindings, clusters, manager.client, manager.now, writes_status)
+        *(hosts, secrets, bindings, clusters, manager.client, manager.now, writes_status, policies)
     )
     controller = manager.controller("host-clusters", reconciler.reconcile)
+    controller.watch(policies, lambda policy: [value_at(policy, "spec", "cluster", default="")], when=spec_changed)
     controller.watch(hosts)
     clusters.on_change(controller.queue.add)
     controller.watch(secrets, lambda secret: hosts_with_secret(hosts, secret))

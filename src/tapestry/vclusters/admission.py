@@ -34,7 +34,7 @@ from tapestry.vclusters.errors import (
 )
 from tapestry.vclusters.lifecycle import allowed_phases, may_wait, start_event
 from tapestry.vclusters.operations import operation_id
-from tapestry.vclusters.placement import check_host_fields, choose_host, requested_hostname
+from tapestry.vclusters.placement import check_growth, check_host_fields, choose_host, loads_of
 from tapestry.vclusters.project_usage import ProjectUsage
 from tapestry.vclusters.validation import Provided, check_spec, check_update
 
@@ -42,7 +42,7 @@ PROJECT_ANNOTATION = PREFIX + "project"
 """Annotation of a namespace with the project that it belongs to."""
 NOT_DESIRED = frozenset({"operation", "project", "owner", "engine", "expireTime", "deletionProtection"})
 """Fields whose change needs no operation."""
-HOST_FIELDS = frozenset({"ingress", "serviceAccount"})
+HOST_FIELDS = frozenset({"ingress", "serviceAccount", "resources"})
 """Fields that the host cluster has to allow."""
 SCALED = frozenset({"resources", "replicas"})
 CARRIED = ("project", "owner", "engine")
@@ -53,6 +53,14 @@ STRICTEST_ISOLATION = "full"
 """Mode of a virtual cluster whose spec has none."""
 Allow = Callable[[User, str, str], None]
 """Raise ServiceError unless a user may call a method in a project."""
+
+
+CheckHosts = Callable[[Key, Object], None]
+"""Raise ServiceError if host clusters cannot take a virtual cluster as it is to be stored."""
+
+
+def ignore(_: Key, __: Object) -> None:
+    """Check nothing: the write asks for nothing that a host cluster has to give."""
 
 
 def allow_all(_: User, __: str, ___: str) -> None:
@@ -121,13 +129,11 @@ class VClusterAdmission:
         if self.provided.isolation_mode != STRICTEST_ISOLATION:
             spec["isolationMode"] = spec.get("isolationMode") or self.provided.isolation_mode
         check_spec(spec, self.provided)
-        others = self.usage.demands(besides=Key(VCLUSTERS.name, request.target.namespace, name_of(new)))
-        choose_host(spec, self._objects(HOST_CLUSTERS), self._allowed_hosts(project), others)
         finalizers = [*value_at(new, "metadata", "finalizers", default=[])]
         if VCLUSTER_FINALIZER not in finalizers:
             finalizers.append(VCLUSTER_FINALIZER)
         result = with_value({**new, "spec": spec}, ("metadata", "finalizers"), finalizers)
-        self._charge(request, None, result)
+        self._charge(request, None, result, self._check_placement)
         return result
 
     def _admit_update(self, request: WriteRequest, old: Object, new: Object) -> Object:
@@ -140,7 +146,6 @@ class VClusterAdmission:
         changed = {key for key in before.keys() | spec.keys() if before.get(key) != spec.get(key)}
         if desired := changed - NOT_DESIRED:
             check_spec(spec, self.provided)
-            self._check_hosts(request, old, spec, desired)
             if spec["operation"] == operation:
                 spec["operation"] = new_operation(verb_of(desired, spec), request.user, new)
         verb = Verb(spec["operation"]["verb"]) if spec["operation"] and spec["operation"] != operation else None
@@ -155,19 +160,24 @@ class VClusterAdmission:
             if VCLUSTER_FINALIZER not in finalizers:
                 raise permission_denied("remove the finalizer of", f"virtual cluster {name_of(new)}")
         result = {**new, "spec": {key: value for key, value in spec.items() if value is not None}}
-        self._charge(request, old, result)
+        self._charge(request, old, result, partial(self._check_change, old) if changed & HOST_FIELDS else ignore)
         return result
 
     # -- host clusters
 
-    def _check_hosts(self, request: WriteRequest, old: Object, spec: Object, changed: set[str]) -> None:
-        """Reject a change that the host cluster does not allow."""
-        if not changed & HOST_FIELDS:
-            return
-        name = value_at(old, "status", "hostCluster", default="")
-        host = next((each for each in self._objects(HOST_CLUSTERS) if name_of(each) == name), None)
-        others = self.usage.demands(besides=Key(VCLUSTERS.name, request.target.namespace, name_of(old)))
-        check_host_fields(spec, host, others)
+    def _check_placement(self, key: Key, new: Object) -> None:
+        """Raise ServiceError if no host cluster can take a new virtual cluster."""
+        spec, others = new["spec"], self.usage.demands(besides=key)
+        choose_host(spec, self._objects(HOST_CLUSTERS), self._allowed_hosts(spec["project"]), others)
+
+    def _check_change(self, old: Object, key: Key, new: Object) -> None:
+        """Raise ServiceError if the host cluster does not allow a change."""
+        hosts = {name_of(each): each for each in self._objects(HOST_CLUSTERS)}
+        host, others = hosts.get(value_at(old, "status", "hostCluster", default="")), self.usage.demands(besides=key)
+        if any(old["spec"].get(each) != new["spec"].get(each) for each in ("ingress", "serviceAccount")):
+            check_host_fields(new["spec"], host, others)
+        if host is not None:
+            check_growth(old["spec"], new["spec"], host, loads_of(hosts, others))
 
     def _allowed_hosts(self, project: str) -> Collection[str]:
         """Return the host clusters that a project may use; empty if it may use all."""
@@ -186,21 +196,25 @@ class VClusterAdmission:
         heads = self.store.heads(VCLUSTERS.name, namespace)
         return next((self.usage.known(each).charge.project for each in heads if each.key.name != besides), "")
 
-    def _charge(self, request: WriteRequest, old: Object | None, new: Object) -> None:
-        """Check the quota now, for its message, and again when the object is written."""
+    def _charge(self, request: WriteRequest, old: Object | None, new: Object, check_hosts: CheckHosts) -> None:
+        """Check the quota and the host clusters now, for the message, and again when the object is written."""
         key = Key(VCLUSTERS.name, request.target.namespace, name_of(new))
         if exceeded := self.usage.exceeded(key, old, new):
             raise quota_exceeded(new["spec"]["project"], exceeded)
-        request.claim = partial(self._is_free, key, old, new)
+        check_hosts(key, new)
+        request.claim = partial(self._is_free, key, old, new, partial(check_hosts, key, new))
 
-    def _is_free(self, key: Key, old: Object | None, new: Object) -> bool:
+    def _is_free(self, key: Key, old: Object | None, new: Object, check_hosts: Callable[[], None]) -> bool:
         if old is None and not self._may_create_in(key.namespace):
             return False
-        project, hostname = self._project_of(key.namespace, besides=key.name), requested_hostname(new["spec"])
-        if project not in ("", new["spec"]["project"]):
+        project = self._project_of(key.namespace, besides=key.name)
+        if project not in ("", new["spec"]["project"]) or self.usage.exceeded(key, old, new):
             return False
-        is_taken = bool(hostname) and any(each.hostname == hostname for each in self.usage.demands(besides=key))
-        return not is_taken and not self.usage.exceeded(key, old, new)
+        try:
+            check_hosts()
+        except ServiceError:
+            return False
+        return True
 
     def _may_create_in(self, namespace: str) -> bool:
         """Return whether the next writer sees a namespace that is not being deleted."""

@@ -31,8 +31,8 @@ class Known(NamedTuple):
     charge: Charge
     pending: frozenset[str]
     """Names of the snapshots that its operations make."""
-    demand: Demand
-    """Use of a host cluster: that of a virtual cluster."""
+    demand: Demand | None
+    """Use of a host cluster, if it is a virtual cluster."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,14 @@ class ProjectUsage:
         if found is None or found.revision != version.revision:
             obj = msgspec.json.decode(version.raw)
             charged = charge_and_pending(version.key, obj)
-            found = self._known[version.key] = Known(version.revision, *charged, demand_of(obj))
+            demand = demand_of(obj) if version.key.resource == VCLUSTERS.name else None
+            found = self._known[version.key] = Known(version.revision, *charged, demand)
         return found
 
     def demands(self, *, besides: Key) -> list[Demand]:
         """Return what the virtual clusters use of host clusters, without one of them."""
-        return [self.known(each).demand for each in self.store.heads(VCLUSTERS.name) if each.key != besides]
+        known = (self.known(each).demand for each in self.store.heads(VCLUSTERS.name) if each.key != besides)
+        return [each for each in known if each is not None]
 
     def _quotas(self) -> list[Object]:
         return [msgspec.json.decode(each.raw) for each in self.store.heads(QUOTAS.name)]

@@ -114,7 +114,7 @@ MAX_NAMESERVERS = 2
 HOST_ADDRESSES = "the host cluster allocates the addresses of Services and pods"
 OWN_PROCESS_CPU = "1"
 """CPU request from which a plane has a process of its own."""
-ONLY_QUOTA = "counts for the quota of the project only"
+ONLY_QUOTA = "counts for the quota of the project and the capacity of the host cluster only"
 NO_PLUGINS = "must be empty: the native engine has no plugins"
 NO_CERT_MANAGER = "must be empty: TLS ends at the plane"
 NO_ACCOUNT_ANNOTATIONS = "must be empty: only the owner of the host cluster annotates the account"

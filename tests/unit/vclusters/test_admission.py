@@ -173,6 +173,34 @@ async def test_host_name_of_an_ingress_is_unique(management: Management) -> None
     assert {"spec.ingress.hostname" in each for each in messages} == {True}
 
 
+async def test_concurrent_creates_never_exceed_capacity(management: Management) -> None:
+    await add_host(management, capacity={"cpu": "3", "memory": "8Gi"})
+    reasons: list[str] = []
+
+    async def attempt(number: int) -> None:
+        try:
+            await management.create(f"v{number}", resources={"cpuRequest": "1"})
+        except ApiError as error:
+            reasons.append(error.message.partition(":")[0])
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(8):
+            group.create_task(attempt(number))
+    assert len(await management.client().list(VCLUSTERS)) == 3
+    assert reasons == ["NO_HOST_CAPACITY"] * 5
+
+
+async def test_growth_needs_capacity(management: Management) -> None:
+    await add_host(management, capacity={"cpu": "3", "memory": "8Gi"})
+    await management.create(resources={"cpuRequest": "2"})
+    await management.run_operation()
+    await management.write_status(hostCluster="east", plane="p")
+    await management.update({"resources": {"cpuRequest": "3"}})
+    await management.run_operation()
+    with pytest.raises(ApiError, match="NO_HOST_CAPACITY"):
+        await management.update({"resources": {"cpuRequest": "4"}})
+
+
 async def test_ingress_needs_a_host_cluster(management: Management) -> None:
     ingress = {"enabled": True, "hostname": "blue.api.example.com"}
     with pytest.raises(ApiError, match=r"FIELD_UNSUPPORTED: spec\.ingress\.enabled"):

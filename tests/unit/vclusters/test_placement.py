@@ -7,7 +7,7 @@ import pytest
 
 from tapestry.kube.objects import Object
 from tapestry.vclusters.errors import ServiceError
-from tapestry.vclusters.placement import choose_host, demand_of, ingress_url
+from tapestry.vclusters.placement import Demand, check_growth, choose_host, demand_of, ingress_url, loads_of
 
 
 def host(name: str, tenants: int = 0, reachable: str = "True", **status: Any) -> Object:
@@ -90,7 +90,7 @@ REJECTED_FIELDS = [
 
 @pytest.mark.parametrize(("hosts", "ingress", "field"), REJECTED_FIELDS)
 def test_field_that_no_host_allows_is_rejected_by_name(hosts: list[Object], ingress: Object, field: str) -> None:
-    taken = demand_of({"spec": {"ingress": {**INGRESS, "hostname": "taken.api.example.com"}}})
+    taken = demand_of({"metadata": {}, "spec": {"ingress": {**INGRESS, "hostname": "taken.api.example.com"}}})
     with pytest.raises(ServiceError) as raised:
         choose_host({"ingress": {**INGRESS, **ingress}}, hosts, (), [taken])
     assert (raised.value.reason, raised.value.metadata["fields"]) == ("FIELD_UNSUPPORTED", field)
@@ -119,3 +119,71 @@ def test_account_of_the_host_is_allowed() -> None:
 def test_url_of_an_ingress_needs_it_to_be_enabled() -> None:
     assert ingress_url({"ingress": INGRESS}) == "https://blue.api.example.com"
     assert ingress_url({"ingress": {**INGRESS, "enabled": False}}) == ""
+
+
+def taking(host: str = "", created: str = "1", requested: str = "", **resources: str) -> Demand:
+    """Return the demand of a virtual cluster; without a host cluster, it waits to be placed."""
+    spec = {"resources": resources, **({"hostCluster": requested} if requested else {})}
+    status = {"hostCluster": host, "plane": "p"} if host else {}
+    return demand_of({"metadata": {"creationTimestamp": created, "uid": created}, "spec": spec, "status": status})
+
+
+def sized(name: str, cpu: str = "4", memory: str = "8Gi", **status: Any) -> Object:
+    return host(name, capacity={"cpu": cpu, "memory": memory}, **status)
+
+
+def chosen(hosts: list[Object], others: list[Demand], **resources: str) -> str:
+    return choose_host({"resources": resources}, hosts, (), others)
+
+
+def test_host_with_the_smallest_requested_share_wins() -> None:
+    hosts = [sized("a"), sized("b", cpu="16")]
+    assert chosen(hosts, [], cpuRequest="1") == "a"
+    assert chosen(hosts, [taking("a", cpuRequest="1"), taking("b", cpuRequest="2")], cpuRequest="1") == "b"
+    assert chosen(hosts, [taking("a", cpuRequest="1"), taking("b", memoryRequest="4Gi")], cpuRequest="1") == "a"
+    assert chosen(hosts, [taking("a")], cpuRequest="1") == "b"
+
+
+def test_limit_counts_without_a_request() -> None:
+    hosts = [sized("a", cpu="2")]
+    assert chosen(hosts, [taking("a", cpuRequest="1", cpuLimit="9")], cpuRequest="1", cpuLimit="9") == "a"
+    with pytest.raises(ServiceError, match="a has no capacity for cpu 1500m"):
+        chosen(hosts, [taking("a", cpuRequest="1", cpuLimit="9")], cpuLimit="1500m")
+
+
+def test_host_without_capacity_is_passed_over() -> None:
+    hosts, others = [sized("a"), sized("b", cpu="3", tenants=9)], [taking("a", cpuRequest="1", memoryRequest="5Gi")]
+    assert chosen(hosts, others, memoryRequest="4Gi") == "b"
+    message = "a has no capacity for cpu 4 and memory 9Gi; b has no capacity for cpu 4 and memory 9Gi"
+    with pytest.raises(ServiceError, match=message):
+        chosen(hosts, others, cpuRequest="4", memoryRequest="9Gi")
+
+
+def test_capacity_does_not_matter_without_request_or_report() -> None:
+    assert chosen([sized("a", cpu="0", memory="0")], []) == "a"
+    assert chosen([host("a")], [taking("a", cpuRequest="99")], cpuRequest="99") == "a"
+
+
+def test_waiting_clusters_count_where_they_will_be() -> None:
+    hosts = {"a": sized("a"), "b": sized("b")}
+    waiting = [taking(created=str(number), cpuRequest="2") for number in range(3)]
+    loads = loads_of(hosts, [*waiting, taking("b", cpuRequest="1"), taking(created="9", requested="b")])
+    assert {name: (load.number, str(load.amounts["cpu"])) for name, load in loads.items()} == {
+        "a": (2, "4"),
+        "b": (3, "3"),
+    }
+
+
+def test_failed_clusters_and_those_without_host_count_nowhere() -> None:
+    metadata, spec = {"creationTimestamp": "1", "uid": "u"}, {"hostCluster": "a", "resources": {"cpuRequest": "1"}}
+    for status in ({"phase": "Error"}, {"phase": "Running", "plane": "p"}):
+        demand = demand_of({"metadata": metadata, "spec": spec, "status": status})
+        assert loads_of({"a": sized("a")}, [demand])["a"].number == 0
+
+
+def test_only_growth_needs_capacity() -> None:
+    loads = loads_of({"a": sized("a", cpu="1")}, [taking("a", cpuRequest="2")])
+    before, less, more = ({"resources": {"cpuRequest": each}} for each in ("2", "1", "3"))
+    check_growth(before, less, sized("a", cpu="1"), loads)
+    with pytest.raises(ServiceError, match="a has no capacity for cpu 3"):
+        check_growth(before, more, sized("a", cpu="1"), loads)

@@ -133,12 +133,20 @@ class NativeEngine:
             return {"hostCluster": placed}
         project = await self.client.find(PROJECTS, value_at(vcluster, "spec", "project", default="") or "-")
         allowed = value_at(project or {}, "spec", "hostClusters", default=[])
-        hosts = await self.client.list(HOST_CLUSTERS)
-        others = [each for each in await self.client.list(VCLUSTERS) if uid_of(each) != uid_of(vcluster)]
+        hosts, vclusters = await self.client.list(HOST_CLUSTERS), await self.client.list(VCLUSTERS)
+        own = demand_of(vcluster)
+        others = [demand_of(each) for each in vclusters if uid_of(each) != uid_of(vcluster)]
+        placed = [each for each in others if not each.is_waiting]
+        earlier = [each for each in others if each.is_waiting and each.order < own.order]
         try:
-            host = choose_host(vcluster["spec"], hosts, allowed, [*map(demand_of, others)])
+            host = choose_host(vcluster["spec"], hosts, allowed, placed)
         except ServiceError as error:
             raise StepFailed(error.reason, error.message, error.code.name) from error
+        if earlier:
+            try:
+                host = choose_host(vcluster["spec"], hosts, allowed, [*placed, *earlier])
+            except ServiceError as error:
+                raise StepNotDone(f"earlier virtual clusters are placed first: {error.message}") from error
         return {"hostCluster": host} if host else NOTHING
 
     async def _install(self, vcluster: Object, journal: Journal) -> Results:
