@@ -67,11 +67,11 @@ async def test_concurrent_snapshots_never_exceed_quota(world: ManagementWorld) -
     assert all(PROJECT_QUOTA in each for each in messages if each)
 
 
-async def test_snapshot_counts_once_from_its_request_to_its_end(world: ManagementWorld) -> None:
+async def test_snapshot_counts_once(world: ManagementWorld) -> None:
     await limit(world, snapshots=2)
     first, second = await running(world, "a", "b")
-    asked = await requested(world, first)
-    operation = asked["spec"]["operation"]["id"]
+    first = await requested(world, first)
+    operation = first["spec"]["operation"]["id"]
     snapshot = await stored(world, first, snapshot_id(operation))
     assert await rejection(requested(world, second, "2")) == ""
     await set_size(world, snapshot, 100)
@@ -79,7 +79,7 @@ async def test_snapshot_counts_once_from_its_request_to_its_end(world: Managemen
     assert "used 2, limit 2" in await rejection(requested(world, first, "3"))
 
 
-async def test_size_of_a_snapshot_is_checked_when_it_is_known(world: ManagementWorld) -> None:
+async def test_size_of_a_snapshot_is_checked_when_known(world: ManagementWorld) -> None:
     await limit(world, snapshotBytes="100")
     first, second = await running(world, "a", "b")
     snapshots = [await stored(world, first, f"snap-{number}") for number in range(8)]
