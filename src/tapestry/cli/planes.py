@@ -104,6 +104,10 @@ SERVICE_FLAGS: Flags = {
     "--rest-address": ("restAddress", "Address of the service of virtual clusters for REST, as 127.0.0.1:8088."),
     "--grpc-address": ("grpcAddress", "Address of the service of virtual clusters for gRPC, as 127.0.0.1:50051."),
     "--grpc-mtls-address": ("grpcMtlsAddress", "Address of the service for gRPC with client certificates."),
+    "--shared-folder": (
+        "sharedFolder",
+        "Folder for snapshots and audit records, which all processes of a group share. [default: the data folder]",
+    ),
     "--client-config": (
         "clientConfig",
         "File that the first start writes for `tapestry vc`, instead of printing the key of the administrator.",
@@ -201,11 +205,9 @@ async def run_processes(
     with service_imports():
         from tapestry.vclusters.app import run_vclusters
         from tapestry.vclusters.serving import serve_gateway
-    is_compatible = service.compat_plaintext
-    admission = admission_of(settings, service)
     async with (
-        run(settings, mounted_routes, admission=admission) as process,
-        run_vclusters(process, is_compatible=is_compatible),
+        run(settings, mounted_routes, admission=admission_of(settings, service)) as process,
+        run_vclusters(process, service),
         serve_gateway(process, service, click.echo),
     ):
         yield process

@@ -21,22 +21,24 @@ from tapestry.planes.app import PlaneProcess, client_of
 from tapestry.planes.config import PlanesConfig
 from tapestry.planes.management import apply_definition, process_identity
 from tapestry.vclusters import operation_sweeper, orchestrator, quota_reporter, snapshot_sweeper
+from tapestry.vclusters.config import ServiceConfig
 from tapestry.vclusters.engines.native import NativeEngine, vcluster_keys
 from tapestry.vclusters.engines.native_snapshots import SnapshotSteps
 from tapestry.vclusters.snapshots import SnapshotFiles
 from tapestry.vclusters.validation import Provided
 
+DEFAULTS = ServiceConfig()
 KINDS = (VCLUSTER, OPERATION, SNAPSHOT, PROJECT, QUOTA, ACCESS_KEY, HOST_CLUSTER)
 
 
 @asynccontextmanager
-async def run_vclusters(process: PlaneProcess, *, is_compatible: bool = False) -> AsyncIterator[None]:
+async def run_vclusters(process: PlaneProcess, config: ServiceConfig = DEFAULTS) -> AsyncIterator[None]:
     """Run the orchestrator of virtual clusters. Tenants run in the same process, and begin before it."""
     await prepare_management_api(client_of(process.management))
-    files = SnapshotFiles(process.config, process.plane_set)
+    files = SnapshotFiles(process.config, process.plane_set, config.shared_path(process.config.folder))
     await asyncio.to_thread(files.remove_leftovers)
     manager = vclusters_manager(process)
-    manager.register("vclusters", partial(install, process=process, files=files, is_compatible=is_compatible))
+    manager.register("vclusters", partial(install, process=process, files=files, is_compatible=config.compat_plaintext))
     manager.register("snapshot-sweeper", partial(snapshot_sweeper.install, files=files))
     manager.register("operation-sweeper", operation_sweeper.install)
     manager.register("quota-reporter", quota_reporter.install)

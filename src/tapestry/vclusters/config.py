@@ -1,5 +1,6 @@
 """Configuration of the service of virtual clusters."""
 
+from pathlib import Path
 from typing import Literal
 
 from tapestry.process.addresses import parse_address
@@ -17,6 +18,8 @@ class ServiceConfig(Section, frozen=True):
     """Address for gRPC with client certificates."""
     client_config: str = ""
     """File for the configuration of `tapestry vc` with the first access key, which is not printed then."""
+    shared_folder: str = ""
+    """Folder with the snapshots and the audit records of all processes of a group; the data folder by default."""
     compat_plaintext: bool = False
     """Serve clients of the published contract on this machine without TLS and credentials, with all rights."""
     isolation_mode: Literal["full", "lite"] = "full"
@@ -29,6 +32,10 @@ class ServiceConfig(Section, frozen=True):
             address = parse_address(text)
             if address is not None and not address.is_loopback:
                 raise ValueError(f"compatPlaintext: {text} is not an address of this machine only, as 127.0.0.1:50051")
+
+    def shared_path(self, data: Path) -> Path:
+        """Return the folder of snapshots and audit records of a process with this data folder."""
+        return Path(self.shared_folder) if self.shared_folder else data
 
     @property
     def is_enabled(self) -> bool:

@@ -97,7 +97,7 @@ async def serve_gateway(
     management = client_of(process.management)
     await create_default_project(management)
     page_key = await shared_page_key(management)
-    audit_folder = process.config.folder / "audit"
+    audit_folder = config.shared_path(process.config.folder) / "audit"
     async with AsyncExitStack() as stack:
         audit = await stack.enter_async_context(
             open_log(audit_folder / process.config.name, process.config.name, process.now)
@@ -113,7 +113,7 @@ async def serve_gateway(
         anonymous = ANONYMOUS if config.compat_plaintext else None
         certificate_user = partial(user_of_certificate, process.management.http_handler.authenticate)
         authenticator = Authenticator(access_key, ProjectCache(objects), certificate_user, process.now, anonymous)
-        limiter = RateLimiter(time.monotonic, lambda: len(process.processes.live_names()))
+        limiter = RateLimiter(time.monotonic, lambda: len(process.processes.live()))
         gateway = Gateway(contract, authenticator, audit, process.now, limiter)
         listeners = await listen(stack, gateway, VClusterProxy(contract.reads.kubeconfigs), process, config)
         if not objects.all(ACCESS_KEYS):

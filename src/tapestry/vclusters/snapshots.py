@@ -29,10 +29,12 @@ class NotRestorable(Exception):
 class SnapshotFiles:
     config: PlanesConfig
     plane_set: PlaneSet
+    root: Path
+    """Folder that all processes of a group share."""
 
     @property
     def folder(self) -> Path:
-        return self.config.folder / "snapshots"
+        return self.root / "snapshots"
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.tar"

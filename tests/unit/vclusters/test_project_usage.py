@@ -75,7 +75,7 @@ async def test_snapshot_counts_once(world: ManagementWorld) -> None:
     snapshot = await stored(world, first, snapshot_id(operation))
     assert await rejection(requested(world, second, "2")) == ""
     await set_size(world, snapshot, 100)
-    await world.set_status(asked, Phase.RUNNING, lastOperation=operation)
+    await world.set_status(first, Phase.RUNNING, lastOperation=operation)
     assert "used 2, limit 2" in await rejection(requested(world, first, "3"))
 
 
