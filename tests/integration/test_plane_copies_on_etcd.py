@@ -1,9 +1,11 @@
 """A copy of a plane in etcd becomes a plane below another prefix."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,15 +16,18 @@ from tapestry.apiserver.core.epochs import EpochFence, EpochLost
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.core.store import Key
 from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient
+from tapestry.apiserver.storage.etcd.connection import epoch_guard
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
-from tapestry.kube.objects import object_named, uid_of
+from tapestry.kube.objects import name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
 from tapestry.planes.etcd_prefixes import fill_prefix, has_plane, prefix_snapshot
 from tapestry.planes.open_plane import OpenPlane, open_plane
 from tapestry.planes.plane_copies import copy_open_plane, fill_store
-from tapestry.planes.plane_data import PlaneHold
+from tapestry.planes.plane_data import CopySource, PlaneHold
+from tapestry.planes.plane_restores import Restored, restore_shared_plane, snapshot_plane
 from tapestry.planes.sealing import load_group_key
+from tapestry.vclusters.snapshots import no_check
 
 from .etcds import Etcd, following
 
@@ -81,3 +86,46 @@ async def test_interrupted_copy_leaves_no_plane_and_is_made_again(kube_assets: P
         with pytest.raises(EpochLost):
             await fill_prefix(target, EpochFence(2, lambda: True), tmp_path / "copy.tar")
         assert await has_plane(target.etcd), "a stopped process does not empty the prefix of its successor"
+
+
+async def test_interrupted_restore_leaves_no_plane_and_is_made_again(kube_assets: Path, tmp_path: Path) -> None:
+    with Etcd(kube_assets, tmp_path) as etcd:
+        config, fence = config_for(etcd, tmp_path / "a", "/planes/a"), EpochFence(1, lambda: True)
+        async with opened(etcd, tmp_path / "a", "/planes/a") as (plane, client):
+            for number in range(200):
+                await client.create(CONFIGMAPS, {**object_named(f"c{number}", "default"), "data": {"k": "old"}})
+            uid = uid_of(await client.get(NAMESPACES, "kube-system"))
+            source = CopySource(config, plane.opened.store, no_check)
+            made = await snapshot_plane(source, 0, tmp_path / "snapshot.tar")
+            for number in range(150):
+                await client.patch(CONFIGMAPS, object_named(f"c{number}", "default"), {"data": {"k": "new"}})
+            await client.create(CONFIGMAPS, object_named("later", "default"))
+            unchanged = await client.get(CONFIGMAPS, "c199", "default")
+            certificate = (tmp_path / "a" / "pki" / "ca.crt").read_bytes()
+
+        shutil.rmtree(tmp_path / "a")
+
+        def restore(fence: EpochFence) -> Coroutine[Any, Any, Restored]:
+            return restore_shared_plane(config, fence, tmp_path / "snapshot.tar", objects=made.objects, is_new=False)
+
+        async with asyncio.TaskGroup() as group:
+            restoring = group.create_task(restore(fence))
+            while await has_plane(config.etcd):
+                assert not restoring.done()
+            restoring.cancel()
+        assert not await has_plane(config.etcd)
+        restored = await restore(fence)
+        assert restored.revision > made.revision
+        assert (await restore(fence)).objects == restored.objects
+        async with opened(etcd, tmp_path / "a", "/planes/a") as (_, client):
+            found = {name_of(each): each for each in await client.list(CONFIGMAPS, "default")}
+            assert {value_at(found[f"c{number}"], "data", "k") for number in range(200)} == {"old"}
+            assert "later" not in found
+            assert found["c199"] == unchanged, "it was not written again"
+            assert uid_of(await client.get(NAMESPACES, "kube-system")) == uid
+        assert (tmp_path / "a" / "pki" / "ca.crt").read_bytes() == certificate, "it has its keys"
+        async with EtcdClient([etcd.url], Certificates(), epoch_guard("/planes/a", EpochFence(2, lambda: True))) as raw:
+            await raw.take_epoch()
+        with pytest.raises(EpochLost):
+            await restore(fence)
+        assert await has_plane(config.etcd), "a stopped process does not replace the objects of its successor"

@@ -1,5 +1,6 @@
 """Two processes of the service of virtual clusters on one etcd: each continues what the other one has begun."""
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -10,10 +11,13 @@ import pytest
 from tapestry.apis.operations import OPERATIONS
 from tapestry.apis.planes import PLANES, own_process_name, plane_id
 from tapestry.apis.vclusters import VCLUSTERS
+from tapestry.apiserver.core.config import Etcd as EtcdConfig
 from tapestry.client.client import Client
 from tapestry.controller.leader import holder_of
 from tapestry.kube.objects import Object, name_of, object_named, value_at
 from tapestry.kube.resources import CONFIGMAPS, LEASES
+from tapestry.planes.config import PlanesConfig, plane_storage_config
+from tapestry.planes.etcd_prefixes import has_plane
 
 from .plane_clients import client_of, together, wait_for_phase
 from .vcluster_clients import COLLECTION, UnlimitedPlanesProcess
@@ -152,3 +156,57 @@ async def test_quota_holds_over_both_processes(kube_assets: Path, tmp_path: Path
         statuses = await together(status_of(number) for number in range(20))
         assert sorted(statuses) == [202, *[429] * 19]
         assert len(await b.management.list(VCLUSTERS)) == 1
+
+
+async def kill_in_the_middle(member: Member, etcd: EtcdConfig) -> None:
+    """Kill a process while it replaces the objects below a prefix, and start it again."""
+    async with asyncio.timeout(60):
+        while not await has_plane(etcd):
+            pass
+        while await has_plane(etcd):
+            pass
+    member.process.kill()
+    await member.restart()
+
+
+@pytest.mark.timeout(240)
+async def test_snapshot_is_restored_to_etcd_after_a_kill(kube_assets: Path, tmp_path: Path) -> None:
+    async with group(kube_assets, tmp_path, "a") as members:
+        member = members["a"]
+        blue = await created(member)
+        plane = await plane_of(member.management, "blue")
+        issued = await member.service.rest("POST", f"{BLUE}:generateKubeconfig")
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_bytes(base64.b64decode(issued["kubeconfig"]))
+        async with client_of(kubeconfig) as client:
+            for number in range(300):
+                await client.create(CONFIGMAPS, object_named(f"c{number}", "default"))
+            started = await member.service.rest("POST", f"{BLUE}:snapshot", json={})
+            snapshot = (await member.ended(started["operationId"]))["snapshotId"]
+            for number in range(200):
+                await client.delete(CONFIGMAPS, object_named(f"c{number}", "default"))
+            await client.create(CONFIGMAPS, object_named("later", "default"))
+        started = await member.service.rest("POST", f"{BLUE}:restore", json={"snapshotId": snapshot})
+        await kill_in_the_middle(member, etcd_of(member, plane))
+        assert "error" not in await member.ended(started["operationId"])
+        async with client_of(kubeconfig) as client:  # its users and keys are as before
+            assert await own_configmaps(client) == {f"c{number}" for number in range(300)}
+
+        body = {"snapshotId": snapshot, "createNew": True, "newName": "green"}
+        started = await member.service.rest("POST", f"{BLUE}:restore", json=body)
+        ended = await member.ended(started["operationId"])
+        assert "error" not in ended, ended
+        green = (await member.service.rest("GET", f"{COLLECTION}/green"))["vcluster"]
+        assert green["id"] != blue["id"]
+        path = f"/v1/vclusters/{green['id']}/k8s/api/v1/namespaces/default/configmaps"
+        assert len((await member.service.rest("GET", path))["items"]) == 301
+
+
+async def own_configmaps(client: Client) -> set[str]:
+    return {name_of(each) for each in await client.list(CONFIGMAPS, "default")} - {"kube-root-ca.crt"}
+
+
+def etcd_of(member: Member, plane: Object) -> EtcdConfig:
+    """Return the prefix of a plane."""
+    config = PlanesConfig(etcd=EtcdConfig(servers=[member.etcd_url], prefix="/tapestry"))
+    return plane_storage_config(config, plane_id(plane), "etcd").etcd

@@ -28,6 +28,7 @@ class Member:
     process: PlanesProcess
     service: Clients
     management: Client
+    etcd_url: str
 
     async def restart(self) -> None:
         """Start the process again, after it was killed."""
@@ -68,5 +69,5 @@ async def group(
             )
             service = Clients(http, None, f"https://127.0.0.1:{rest}", [], process)  # type: ignore[arg-type]
             management = await stack.enter_async_context(client_of(process.kubeconfig))
-            members[name] = Member(name, process, service, management)
+            members[name] = Member(name, process, service, management, etcd.url)
         yield members

@@ -5,7 +5,8 @@ prefix without it has no plane, or what an interrupted copy or deletion left.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from msgspec import structs
 from tapestry.apiserver.core.config import ApiServerConfig, Etcd
 from tapestry.apiserver.core.epochs import EpochFence
 from tapestry.apiserver.core.resource_registry import published_api
-from tapestry.apiserver.core.store import StorageError
+from tapestry.apiserver.core.store import StorageError, Store
 from tapestry.apiserver.storage.backends import open_shared_store
 from tapestry.apiserver.storage.copies import Snapshot
 from tapestry.apiserver.storage.etcd.client import EtcdClient, KeyValue
@@ -23,7 +24,7 @@ from tapestry.apiserver.storage.etcd.layout import KeyLayout, key_prefix, range_
 from tapestry.apiserver.storage.log import Entry
 from tapestry.apiserver.storage.raw_objects import with_revision
 from tapestry.planes.copy_rules import IDENTITY_NAMESPACE
-from tapestry.planes.plane_copies import fill_store
+from tapestry.planes.plane_copies import fill_store, replace_objects
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,29 @@ async def fill_prefix(config: ApiServerConfig, fence: EpochFence, file: Path) ->
     The prefix has a complete plane when this returns, and no plane before.
     """
     await empty_prefix(config.etcd, fence)
+    async with written_store(config, fence) as store:
+        await fill_store(store, file)
+
+
+async def replace_prefix(config: ApiServerConfig, fence: EpochFence, entries: Sequence[Entry]) -> int:
+    """Replace the objects of a closed plane, and return their revision. Its keys stay.
+
+    The prefix has no complete plane meanwhile. What an interrupted attempt has written is replaced, too.
+    """
+    async with written_store(config, fence) as store:
+        await replace_objects(store, entries)
+        return store.revision
+
+
+@asynccontextmanager
+async def written_store(config: ApiServerConfig, fence: EpochFence) -> AsyncIterator[Store]:
+    """Open the store of a plane that is closed, to write its objects."""
     async with open_shared_store(config, fence) as store, asyncio.TaskGroup() as group:
         await store.load()
         running = group.create_task(store.run(), name="copy")
         try:
             await store.wait_for_latest()
-            await fill_store(store, file)
+            yield store
         finally:
             running.cancel()
             await store.clear()

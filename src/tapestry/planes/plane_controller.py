@@ -136,6 +136,8 @@ class PlaneReconciler:
             action = next_action(plane, spec, state, is_config_changed=is_changed)
             if entry is None:
                 entry = await self._add(plane, spec, config, hold, action)
+            elif action is PlaneAction.OPEN and entry.state is PlaneState.SUSPENDED:
+                await self._check_data(plane, config)
         except FAILURES as error:
             await self._report_failure(plane, entry, first_error(error))
             raise PlaneFailed(f"plane {name_of(plane)} cannot open: {first_error(error)}") from error
@@ -184,9 +186,9 @@ class PlaneReconciler:
             if spec.copy_of:
                 raise PlaneFailed("spec.copyOf: a plane with the backend memory cannot be a copy; use file or etcd")
         elif not await self.data.exists(config):
-            if value_at(plane, "status", "revision") is not None:
+            if was_open(plane) and not (config.backend == "etcd" and action is PlaneAction.SUSPEND):
                 raise PlaneFailed(f"its data is gone: {missing_data(config)}")
-            if spec.copy_of:
+            if spec.copy_of and not was_open(plane):
                 source = await self._copy_source(spec.copy_of)
                 await self.data.copy(source, config, hold.fence)
         if action is not PlaneAction.OPEN:
@@ -195,6 +197,11 @@ class PlaneReconciler:
         entry = self.plane_set.add(id, config, hold, wake_at=parse_time(wake_time) if wake_time else None)
         self._ids[name_of(plane)] = id
         return entry
+
+    async def _check_data(self, plane: Object, config: ApiServerConfig) -> None:
+        """Raise PlaneFailed if a plane that was suspended would open empty: a restore was interrupted, for example."""
+        if config.backend == "etcd" and was_open(plane) and not await self.data.exists(config):
+            raise PlaneFailed(f"its data is gone: {missing_data(config)}")
 
     async def _copy_source(self, name: str) -> CopySource:
         """Return the plane to copy. Raises PlaneFailed if this process cannot copy it."""
@@ -382,6 +389,10 @@ def readable_spec(plane: Object) -> tuple[PlaneSpec, InvalidSpec | None]:
 def holder_of(plane: Object | None) -> str:
     holder: str = value_at(plane, "status", "holder", default="")
     return holder
+
+
+def was_open(plane: Object) -> bool:
+    return value_at(plane, "status", "revision") is not None
 
 
 def missing_data(config: ApiServerConfig) -> str:

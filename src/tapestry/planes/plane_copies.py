@@ -4,19 +4,20 @@ Functions that are not async block and may take seconds, so servers call them in
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 import msgspec
 
-from tapestry.apiserver.core.store import StorageError, Store
+from tapestry.apiserver.core.store import Key, ObjectVersion, StorageError, Store
 from tapestry.apiserver.storage.archive import latest_revision, open_database, read_entries, unpack_checked
 from tapestry.apiserver.storage.copies import Snapshot, folder_snapshot, store_snapshot, write_copy, write_database
 from tapestry.apiserver.storage.log import Entry
-from tapestry.apiserver.storage.raw_objects import with_revision
+from tapestry.apiserver.storage.raw_objects import with_revision, without_revision
 from tapestry.apiserver.storage.sqlite_log import DATABASE_NAME
 from tapestry.kube.objects import uid_of
 from tapestry.planes.copy_rules import (
@@ -31,6 +32,7 @@ from tapestry.planes.copy_rules import (
 from tapestry.planes.plane_folders import add_plane_folder, plane_folder, temporary_folder
 
 PARALLEL_WRITES = 64
+T = TypeVar("T")
 
 
 def write_plane_copy(snapshot: Snapshot, file: Path) -> int:
@@ -90,17 +92,45 @@ async def fill_store(store: Store, file: Path) -> None:
         raise StorageError(f"{file}: cannot be restored, because the store has objects; empty it first")
     with temporary_folder(file.parent) as temporary:
         entries = await asyncio.to_thread(new_plane_entries, file, temporary / "copy")
-    identity = [each for each in entries if each.key == IDENTITY_NAMESPACE]
-    others = [each for each in entries if each.key != IDENTITY_NAMESPACE]
-    for start in range(0, len(others), PARALLEL_WRITES):
-        await put_all(store, others[start : start + PARALLEL_WRITES])
-    await put_all(store, identity)
+    await replace_objects(store, entries)
 
 
-async def put_all(store: Store, entries: Sequence[Entry]) -> None:
+async def replace_objects(store: Store, entries: Sequence[Entry]) -> None:
+    """Make these the only objects of the store of a plane. The namespace kube-system is deleted first and written last.
+
+    Objects that stay as they are keep their revision.
+    """
+    before = {each.key: each for each in store.snapshot()}
+    if (identity := before.pop(IDENTITY_NAMESPACE, None)) is not None:
+        await delete_all(store, [identity])
+    wanted = {each.key: each.raw or b"" for each in entries if each.key != IDENTITY_NAMESPACE}
+    await in_parts(partial(delete_all, store), [each for key, each in before.items() if key not in wanted])
+    changed = [key for key, raw in wanted.items() if key not in before or is_changed(before[key], raw)]
+    await in_parts(partial(put_all, store, wanted, before), changed)
+    await put_all(store, {each.key: each.raw or b"" for each in entries}, {}, [IDENTITY_NAMESPACE])
+
+
+def is_changed(before: ObjectVersion, raw: bytes) -> bool:
+    return without_revision(before.raw) != without_revision(raw)
+
+
+async def in_parts(write: Callable[[Sequence[T]], Awaitable[None]], items: Sequence[T]) -> None:
+    for start in range(0, len(items), PARALLEL_WRITES):
+        await write(items[start : start + PARALLEL_WRITES])
+
+
+async def put_all(
+    store: Store, objects: Mapping[Key, bytes], before: Mapping[Key, ObjectVersion], keys: Sequence[Key]
+) -> None:
     async with asyncio.TaskGroup() as group:
-        for each in entries:
-            group.create_task(store.put(each.key, None, partial(with_revision, each.raw or b"")))
+        for key in keys:
+            group.create_task(store.put(key, before.get(key), partial(with_revision, objects[key])))
+
+
+async def delete_all(store: Store, versions: Sequence[ObjectVersion]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for each in versions:
+            group.create_task(store.delete(each.key, each, partial(with_revision, each.raw)))
 
 
 def new_plane_entries(file: Path, folder: Path) -> list[Entry]:

@@ -4,6 +4,7 @@ A restored plane has its old identity, users and keys. Its pods start again, bec
 now; its volumes stay. Functions that are not async block and may take seconds, so servers call them in a thread.
 """
 
+import asyncio
 import hashlib
 import shutil
 import zlib
@@ -15,8 +16,11 @@ from typing import NamedTuple
 import apsw
 import msgspec
 
+from tapestry.apiserver.core.config import ApiServerConfig
+from tapestry.apiserver.core.epochs import EpochFence
 from tapestry.apiserver.core.store import StorageError
 from tapestry.apiserver.storage.archive import latest_revision, open_database, read_entries, unpack_checked
+from tapestry.apiserver.storage.backends import etcd_imports
 from tapestry.apiserver.storage.copies import Snapshot, write_database
 from tapestry.apiserver.storage.log import Entry
 from tapestry.apiserver.storage.raw_objects import with_revision
@@ -40,6 +44,7 @@ from tapestry.planes.copy_rules import (
 from tapestry.planes.plane_copies import new_plane_snapshot, write_all_objects
 from tapestry.planes.plane_data import CopySource, copy_source
 from tapestry.planes.plane_folders import create_plane_folder, temporary_folder
+from tapestry.planes.plane_set import first_error
 
 REVISION_GAP = 1000
 """Added to the revision of a restored plane, so that a watch from before the restore gets 410 and lists again."""
@@ -119,16 +124,44 @@ def restore_plane(folder: Path, file: Path, *, objects: int, is_new: bool, in_me
     if not folder.exists():
         create_plane_folder(folder.parent, folder.name)
     with temporary_folder(folder.parent) as temporary:
-        unpacked = temporary / "copy"
-        revision, entries = (new_plane_snapshot if is_new else same_plane_snapshot)(file, unpacked)
-        with closing(open_database(unpacked / DATABASE_NAME)) as connection:
-            [[found]] = connection.execute(SELECT_COUNT)
-        if found != objects:
-            raise StorageError(f"{file}: has {found} objects instead of {objects}; use another snapshot")
+        revision, entries = checked_snapshot(file, temporary / "copy", objects, is_new=is_new)
         start = max(revision, after) + REVISION_GAP
         if in_memory:
             return prepare_memory(folder, temporary, start, entries)
         return replace_objects(folder, start, entries)
+
+
+async def restore_shared_plane(
+    config: ApiServerConfig, fence: EpochFence, file: Path, *, objects: int, is_new: bool
+) -> Restored:
+    """Replace the objects of a closed plane in etcd like `restore_plane`.
+
+    An interrupted restore leaves no plane, which therefore cannot open, until a later one is complete. Raises
+    StorageError, also if another process has taken the plane, and OSError.
+    """
+    with etcd_imports():
+        from tapestry.planes.etcd_prefixes import replace_prefix  # noqa: PLC0415
+
+    def read() -> list[Entry]:
+        return list(checked_snapshot(file, temporary / "copy", objects, is_new=is_new)[1])
+
+    with temporary_folder(Path(config.file_rootpath).parent) as temporary:
+        entries = await asyncio.to_thread(read)
+        try:
+            revision = await replace_prefix(config, fence, entries)
+        except ExceptionGroup as errors:
+            raise first_error(errors) from errors
+    return Restored(revision, len(entries))
+
+
+def checked_snapshot(file: Path, folder: Path, objects: int, *, is_new: bool) -> Snapshot:
+    """Unpack a snapshot into a new folder, and return its objects. Raises StorageError if it has not so many."""
+    result = (new_plane_snapshot if is_new else same_plane_snapshot)(file, folder)
+    with closing(open_database(folder / DATABASE_NAME)) as connection:
+        [[found]] = connection.execute(SELECT_COUNT)
+    if found != objects:
+        raise StorageError(f"{file}: has {found} objects instead of {objects}; use another snapshot")
+    return result
 
 
 def same_plane_snapshot(file: Path, folder: Path) -> Snapshot:

@@ -35,9 +35,11 @@ KINDS = (VCLUSTER, OPERATION, SNAPSHOT, PROJECT, QUOTA, ACCESS_KEY, HOST_CLUSTER
 async def run_vclusters(process: PlaneProcess, config: ServiceConfig = DEFAULTS) -> AsyncIterator[None]:
     """Run the orchestrator of virtual clusters. Tenants run in the same process, and begin before it."""
     await prepare_management_api(client_of(process.management))
-    files = SnapshotFiles(process.config, process.plane_set, config.shared_path(process.config.folder))
-    await asyncio.to_thread(files.remove_leftovers)
     manager = vclusters_manager(process)
+    root, elector = config.shared_path(process.config.folder), manager.elector
+    may_write = (lambda: elector.is_leading) if elector is not None else (lambda: True)
+    files = SnapshotFiles(process.config, process.plane_set, root, may_write)
+    await asyncio.to_thread(files.remove_leftovers)
     manager.register("vclusters", partial(install, process=process, files=files, is_compatible=config.compat_plaintext))
     manager.register("snapshot-sweeper", partial(snapshot_sweeper.install, files=files))
     manager.register("operation-sweeper", operation_sweeper.install)

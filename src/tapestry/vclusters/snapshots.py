@@ -5,17 +5,26 @@ most one more file, the safety copy of its running restore.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from tapestry.apis.planes import Backend, plane_id
+from tapestry.apiserver.core.epochs import EpochFence
 from tapestry.apiserver.core.store import StorageError
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.planes.config import PlanesConfig, plane_storage_config
 from tapestry.planes.plane_data import CopySource, has_plane_data
 from tapestry.planes.plane_folders import remove_leftovers
-from tapestry.planes.plane_restores import Restored, SnapshotFile, file_hash, restore_plane, snapshot_plane
+from tapestry.planes.plane_restores import (
+    Restored,
+    SnapshotFile,
+    file_hash,
+    restore_plane,
+    restore_shared_plane,
+    snapshot_plane,
+)
 from tapestry.planes.plane_set import PlaneSet, PlaneState
 
 SAFETY_PREFIX = "safety-"
@@ -31,6 +40,8 @@ class SnapshotFiles:
     plane_set: PlaneSet
     root: Path
     """Folder that all processes of a group share."""
+    may_write: Callable[[], bool] = lambda: True
+    """Return whether no other process can restore planes in etcd."""
 
     @property
     def folder(self) -> Path:
@@ -58,19 +69,21 @@ class SnapshotFiles:
         """Replace the objects of a plane that is closed. Raises StorageError while it is open, and NotRestorable."""
         self.check_is_here(plane)
         id, backend = plane_id(plane), backend_of(plane)
+        config = plane_storage_config(self.config, id, backend)
+        if backend == "etcd":
+            fence = EpochFence(plane["status"]["epoch"], self.may_write)
+            return await restore_shared_plane(config, fence, self.path(name), objects=objects, is_new=is_new)
         entry = self.plane_set.get(id)
         if entry is None or entry.state is not PlaneState.SUSPENDED or entry.task is not None:
             raise StorageError(f"plane {name_of(plane)} is not closed yet")
-        folder = Path(plane_storage_config(self.config, id, backend).file_rootpath)
+        folder = Path(config.file_rootpath)
         restore = partial(restore_plane, folder, self.path(name), objects=objects, after=after)
         return await asyncio.to_thread(restore, is_new=is_new, in_memory=backend == "memory")
 
     def check_is_here(self, plane: Object) -> None:
         """Raise NotRestorable unless this process can restore a plane."""
-        if backend_of(plane) == "etcd":
-            raise NotRestorable("planes in etcd cannot be restored yet")
         holder = value_at(plane, "status", "holder", default="")
-        if holder not in ("", self.config.name):
+        if backend_of(plane) != "etcd" and holder not in ("", self.config.name):
             raise NotRestorable(f"the plane is in a folder of the process {holder}")
 
     def delete(self, name: str) -> None:

@@ -232,8 +232,6 @@ class NativeEngine:
 
     async def _preflight(self, vcluster: Object, journal: Journal) -> Results:
         plane = None if is_new_cluster(journal) else await self._installed(vcluster)
-        if plane is None and self._plane_spec(vcluster)["backend"] == "etcd":
-            raise StepFailed("NOT_SUPPORTED", "snapshots cannot be restored to planes in etcd yet", "UNIMPLEMENTED")
         return await self.snapshots.preflight(vcluster, plane, journal)
 
     async def _safety_copy(self, vcluster: Object, journal: Journal) -> Results:

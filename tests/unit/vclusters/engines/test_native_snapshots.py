@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,8 @@ from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_a
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES
 from tapestry.kube.times import parse_time
 from tapestry.vclusters.app import run_vclusters
-from tapestry.vclusters.engines import StepFailed
 from tapestry.vclusters.engines.native import NativeEngine
 from tapestry.vclusters.plans import Step
-from tapestry.vclusters.validation import Provided
 
 from ...tenants.running_tenants import TIMEOUT, bare_world, host_world, run_pod, wait_for_pod
 from .running_vclusters import NAMED, Service
@@ -250,13 +248,6 @@ async def test_each_step_may_be_repeated_after_its_effect(
     assert len(await snapshots(alone)) == 1
     steps = {step for _, step in done}
     assert steps >= {Step.SNAPSHOT, Step.PREFLIGHT, Step.SAFETY_COPY, Step.STOP, Step.RESTORE, Step.START}
-
-
-async def test_snapshot_is_not_restored_to_etcd() -> None:
-    journal = Journal("op-a", Verb.RESTORE, Phase.PENDING, datetime(2026, 1, 1, tzinfo=UTC), "jane")
-    engine = NativeEngine(None, Provided("1.34.3"), None, "etcd")  # type: ignore[arg-type]
-    with pytest.raises(StepFailed, match="etcd"):
-        await engine.run(Step.PREFLIGHT, {"spec": {}}, journal)
 
 
 async def test_claim_keeps_its_volume_through_a_restore(hosted: Service) -> None:
