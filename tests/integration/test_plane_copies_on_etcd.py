@@ -16,12 +16,12 @@ from tapestry.apiserver.core.epochs import EpochFence, EpochLost
 from tapestry.apiserver.core.requests import APISERVER_USER
 from tapestry.apiserver.core.store import Key
 from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient
-from tapestry.apiserver.storage.etcd.connection import epoch_guard
+from tapestry.apiserver.storage.etcd.connection import epoch_guard, etcd_client
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
-from tapestry.planes.etcd_prefixes import fill_prefix, has_plane, prefix_snapshot
+from tapestry.planes.etcd_prefixes import fill_prefix, has_identity, has_plane, prefix_snapshot
 from tapestry.planes.open_plane import OpenPlane, open_plane
 from tapestry.planes.plane_copies import copy_open_plane, fill_store
 from tapestry.planes.plane_data import CopySource, PlaneHold
@@ -108,9 +108,9 @@ async def test_interrupted_restore_leaves_no_plane_and_is_made_again(kube_assets
         def restore(fence: EpochFence) -> Coroutine[Any, Any, Restored]:
             return restore_shared_plane(config, fence, tmp_path / "snapshot.tar", objects=made.objects, is_new=False)
 
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group, etcd_client(config.etcd) as observer:
             restoring = group.create_task(restore(fence))
-            while await has_plane(config.etcd):
+            while await has_identity(observer, config.etcd):
                 assert not restoring.done()
             restoring.cancel()
         assert not await has_plane(config.etcd)

@@ -12,12 +12,13 @@ from tapestry.apis.operations import OPERATIONS
 from tapestry.apis.planes import PLANES, own_process_name, plane_id
 from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.apiserver.core.config import Etcd as EtcdConfig
+from tapestry.apiserver.storage.etcd.connection import etcd_client
 from tapestry.client.client import Client
 from tapestry.controller.leader import holder_of
 from tapestry.kube.objects import Object, name_of, object_named, value_at
 from tapestry.kube.resources import CONFIGMAPS, LEASES
 from tapestry.planes.config import PlanesConfig, plane_storage_config
-from tapestry.planes.etcd_prefixes import has_plane
+from tapestry.planes.etcd_prefixes import has_identity
 
 from .plane_clients import client_of, together, wait_for_phase
 from .vcluster_clients import COLLECTION, UnlimitedPlanesProcess
@@ -160,10 +161,8 @@ async def test_quota_holds_over_both_processes(kube_assets: Path, tmp_path: Path
 
 async def kill_in_the_middle(member: Member, etcd: EtcdConfig) -> None:
     """Kill a process while it replaces the objects below a prefix, and start it again."""
-    async with asyncio.timeout(60):
-        while not await has_plane(etcd):
-            pass
-        while await has_plane(etcd):
+    async with asyncio.timeout(60), etcd_client(etcd) as observer:
+        while await has_identity(observer, etcd):
             pass
     member.process.kill()
     await member.restart()
@@ -186,8 +185,9 @@ async def test_snapshot_is_restored_to_etcd_after_a_kill(kube_assets: Path, tmp_
             for number in range(200):
                 await client.delete(CONFIGMAPS, object_named(f"c{number}", "default"))
             await client.create(CONFIGMAPS, object_named("later", "default"))
-        started = await member.service.rest("POST", f"{BLUE}:restore", json={"snapshotId": snapshot})
-        await kill_in_the_middle(member, etcd_of(member, plane))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(kill_in_the_middle(member, etcd_of(member, plane)))
+            started = await member.service.rest("POST", f"{BLUE}:restore", json={"snapshotId": snapshot})
         assert "error" not in await member.ended(started["operationId"])
         async with client_of(kubeconfig) as client:  # its users and keys are as before
             assert await own_configmaps(client) == {f"c{number}" for number in range(300)}
