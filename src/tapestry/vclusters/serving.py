@@ -19,7 +19,7 @@ from tapestry.apiserver.access.authentication import Credentials, UnionAuthentic
 from tapestry.apiserver.access.certificates import CertificateAuthority, write_private_file
 from tapestry.apiserver.access.tls_contexts import following_context
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
-from tapestry.apiserver.core.requests import MASTERS_GROUP, CallOrigin, User
+from tapestry.apiserver.core.requests import APISERVER_USER, MASTERS_GROUP, CallOrigin, User
 from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
@@ -32,6 +32,7 @@ from tapestry.process.addresses import Address, parse_address
 from tapestry.process.logs import logger
 from tapestry.process.metrics import served_metrics
 from tapestry.vclusters.access.authentication import Authenticator, Subject
+from tapestry.vclusters.access.key_usage import KeyUsage
 from tapestry.vclusters.access.keys import NewKey, new_key
 from tapestry.vclusters.access.rate_limits import RateLimiter
 from tapestry.vclusters.access.roles import Caller
@@ -112,7 +113,14 @@ async def serve_gateway(
 
         anonymous = ANONYMOUS if config.compat_plaintext else None
         certificate_user = partial(user_of_certificate, process.management.http_handler.authenticate)
-        authenticator = Authenticator(access_key, ProjectCache(objects), certificate_user, process.now, anonymous)
+        controller = Client(
+            InProcessTransport(process.management.request_handler, APISERVER_USER, CallOrigin.CONTROLLER)
+        )
+        usage = KeyUsage(controller, partial(objects.get, ACCESS_KEYS, ""), process.now)
+        await run_in_background(stack, usage.run())
+        authenticator = Authenticator(
+            access_key, ProjectCache(objects), certificate_user, process.now, usage.record, anonymous
+        )
         limiter = RateLimiter(time.monotonic, lambda: len(process.processes.live()))
         gateway = Gateway(contract, authenticator, audit, process.now, limiter)
         listeners = await listen(stack, gateway, VClusterProxy(contract.reads.kubeconfigs), process, config)

@@ -90,6 +90,8 @@ class GatewayWorld:
     keys: dict[str, str]
     """Text of the access key of each user."""
     stored: dict[str, AccessKeySpec]
+    used: list[str]
+    """Ids of the keys of all authenticated requests."""
 
     def credentials(self, user: str) -> Credentials:
         return Credentials(f"Bearer {self.keys[user]}")
@@ -138,9 +140,10 @@ async def gateway_world(folder: Path, service: EchoService | None = None) -> Asy
             principal=user, secret_sha256=key.hash, platform_admin=user == "root", expire_time=expires
         )
         keys[user] = key.text
+    used: list[str] = []
     async with open_log(folder / "instance-1", "instance-1", clock.now) as audit:
         limiter = RateLimiter(clock.monotonic)
-        authenticator = Authenticator(stored.get, lambda: projects, lambda _: None, clock.now)
+        authenticator = Authenticator(stored.get, lambda: projects, lambda _: None, clock.now, used.append)
         gateway = Gateway(service, authenticator, audit, clock.now, limiter)
         service.gateway = gateway
-        yield GatewayWorld(gateway, service, clock, folder, keys, stored)
+        yield GatewayWorld(gateway, service, clock, folder, keys, stored, used)

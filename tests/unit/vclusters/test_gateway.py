@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tapestry.vclusters.access.keys import new_key
 from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.audit import chained_log
 from tapestry.vclusters.audit.queries import newest_first
@@ -90,6 +91,15 @@ async def test_wrong_keys_get_the_same_error(tmp_path: Path, change: str) -> Non
                 world.keys["alice"] = "x" if change == "no key" else world.keys["alice"].replace("tap_", "tip_")
         with pytest.raises(ServiceError, match="the access key is not valid, or has expired"):
             await world.call("GetVCluster", user, name="blue", namespace="shop")
+
+
+async def test_only_valid_keys_count_as_used(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path) as world:
+        world.keys["mallory"] = new_key().text
+        for user in ("alice", "mallory"):
+            await world.reason("GetVCluster", user, name="blue", namespace="shop")
+        (used,) = world.used
+        assert used in world.keys["alice"]
 
 
 async def test_expired_key_is_not_valid(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ class Authenticator:
     certificate_user: Callable[[Subject], User | None]
     """Return the user of a certificate, or None if it is revoked or its CA is no longer trusted."""
     now: Callable[[], datetime]
+    record_use: Callable[[str], None]
+    """Note the use of a valid access key, by its id."""
     anonymous: Caller | None = None
     """Caller without credentials. Only a listener for clients on this machine has one."""
 
@@ -67,6 +69,7 @@ class Authenticator:
         key = self.access_key(presented.id) if presented is not None else None
         if presented is None or key is None or not is_valid(presented, key.secret_sha256, key.expire_time, self.now()):
             raise invalid_key()
+        self.record_use(presented.id)
         roles = {} if key.platform_admin else roles_in_projects(self.projects(), key.principal, ())
         return Caller(key.principal, f"key:{presented.id}", key.platform_admin, roles, scopes_of(key))
 
