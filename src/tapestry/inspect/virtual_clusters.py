@@ -22,7 +22,7 @@ CONDITION_ADVICE = {
         "restore the host cluster or its network; running pods go on meanwhile. "
         "`tapestry host list` shows its state to platform admins"
     ),
-    "CertificatesExpiring": "see the message; `tapestry vc suspend` and `tapestry vc resume` load renewed certificates",
+    "CertificatesExpiring": "a platform admin replaces the CA by `tapestry planes rotate-ca`; then get new kubeconfigs",
     "Healthy": "wait; if it persists, the log of the service has the error of the plane",
 }
 DEFAULT_CONDITION_ADVICE = "see the message; the log of the service has more"

@@ -17,6 +17,7 @@ from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.planes.config import PlanesConfig, plane_server_config, plane_storage_config
 from tapestry.planes.plane_actions import Ownership, PlaneAction, next_action, ownership
+from tapestry.planes.plane_certificates import certificates_expiring
 from tapestry.planes.plane_data import (
     CopySource,
     PlaneHold,
@@ -26,6 +27,7 @@ from tapestry.planes.plane_data import (
     restore_keys,
 )
 from tapestry.planes.plane_set import PlaneEntry, PlaneSet, PlaneState, first_error
+from tapestry.planes.plane_tls import authority_of
 from tapestry.planes.processes import Processes, is_holder_changed, process_leases
 from tapestry.planes.sealing import GroupKey
 
@@ -347,8 +349,12 @@ class PlaneReconciler:
             await self.client.converge(PLANES, plane, {"status": self._state_status(plane, state, str(error))})
 
     def _status(self, plane: Object, entry: PlaneEntry) -> Object:
+        state = self._state_status(plane, entry.state, entry.message)
+        expiring = certificates_expiring(authority_of(entry.config), self.now())
+        if expiring is not None:
+            state["conditions"] = with_condition(state["conditions"], expiring, self.now())
         return {
-            **self._state_status(plane, entry.state, entry.message),
+            **state,
             "wakeTime": timestamp(entry.wake_at) if entry.wake_at is not None else None,
             "address": self.address_of(entry.id),
             **sizes(entry),

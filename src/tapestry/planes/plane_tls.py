@@ -20,6 +20,7 @@ from cryptography import x509
 from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
 from tapestry.apiserver.access.client_certificates import switch_context
 from tapestry.apiserver.access.openssl import is_openssl_reachable
+from tapestry.apiserver.access.reloading_file import ReloadingFile
 from tapestry.apiserver.access.tls_contexts import client_ca_files, reloading_tls_context
 from tapestry.apiserver.app import DEFAULT_SERVER_NAMES
 from tapestry.apiserver.core.config import ApiServerConfig
@@ -89,19 +90,32 @@ class PlaneTls:
 
     def listener_context(self, plane_id: str = "") -> ssl.SSLContext:
         """Return the context of a listener for all planes, or for one plane that has its own port."""
-        files = self._authority.server_certificate(
-            list(dict.fromkeys((*DEFAULT_SERVER_NAMES, *self.names.extra_names)))
-        )
-        context = server_ssl_context(*files, [])
+        self._authority.certificate_pem()
+        current = ReloadingFile(self._authority.certificate_file, self._process_context, max_age=RENEWAL_SECONDS)
+        context = current()
+        context.sni_callback = partial(self._select_context, plane_id, current)
+        return context
+
+    def _process_context(self, _: Path) -> ssl.SSLContext:
+        """Return a context with the certificate of the process, which is renewed before it expires."""
+        names = list(dict.fromkeys((*DEFAULT_SERVER_NAMES, *self.names.extra_names)))
+        try:
+            context = server_ssl_context(*self._authority.server_certificate(names), [])
+        except OSError as error:
+            raise ValueError(f"TLS certificates cannot be loaded: {error}") from error
         if not is_openssl_reachable(context):  # otherwise no client certificate could be requested later
             context.verify_mode = ssl.CERT_OPTIONAL
-        context.sni_callback = partial(self._select_context, plane_id)
         return context
 
     def _select_context(
-        self, listener_plane: str, tls: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext
+        self,
+        listener_plane: str,
+        current: ReloadingFile[ssl.SSLContext],
+        tls: ssl.SSLObject,
+        server_name: str | None,
+        _: ssl.SSLContext,
     ) -> int | None:
-        """Continue a handshake with the context of its plane. Returns an alert to end the handshake."""
+        """Continue a handshake with the context of its plane, or of the process. Returns an alert to end it."""
         named = self.names.plane_of(server_name or "")
         if listener_plane and named not in ("", listener_plane):
             return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
@@ -110,6 +124,8 @@ class PlaneTls:
             self._planes[tls] = plane_id
             if (context := self.plane_context(plane_id)) is not None:
                 switch_context(tls, context)
+                return None
+        tls.context = current()
         return None
 
     def plane_of(self, tls: ssl.SSLObject | None) -> str:

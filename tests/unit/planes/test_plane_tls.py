@@ -1,12 +1,13 @@
 """TLS of a shared listener: certificates by server name, requests for client certificates, and sessions."""
 
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from tapestry.apiserver.access import certificates, openssl
+from tapestry.apiserver.access import certificates, openssl, reloading_file
 from tapestry.apiserver.access.certificates import CertificateAuthority, write_private_file
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.planes import plane_tls
@@ -238,3 +239,15 @@ def test_unusable_certificate_is_retried_later(planes: Planes, caplog: pytest.Lo
     assert caplog.text.count("plane certificate unusable") == 1
     planes.clock += plane_tls.RETRY_SECONDS
     assert planes.tls.plane_context("a") is not None
+
+
+def test_certificate_of_the_process_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reloading_file, "CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(plane_tls, "RENEWAL_SECONDS", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "LIFETIME", timedelta(days=29))
+        planes = Planes(tmp_path)
+    context = planes.client_context("a")
+    found = {planes.handshake(context, "localhost")[1].getpeercert(binary_form=True) for _ in range(2)}
+    (renewed,) = [x509.load_der_x509_certificate(each or b"") for each in found]
+    assert renewed.not_valid_after_utc - datetime.now(UTC) > timedelta(days=300)

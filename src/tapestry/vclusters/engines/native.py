@@ -21,6 +21,7 @@ from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object, annotations_of, key_of, name_of, uid_of, value_at
 from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.resources import Resource
+from tapestry.planes.plane_certificates import CERTIFICATES_EXPIRING
 from tapestry.vclusters.engines import Observation, StepFailed, StepNotDone
 from tapestry.vclusters.engines.native_snapshots import Results, SnapshotSteps, is_new_cluster
 from tapestry.vclusters.errors import ServiceError
@@ -124,7 +125,8 @@ class NativeEngine:
         mapped = new_condition("FieldsMapped", bool(text), "FieldsMapped" if text else "AllHonored", text)
         status = {"readyReplicas": int(is_healthy), "totalReplicas": 1}
         problem = "" if is_healthy else f"the plane is {phase}: {message}"
-        return Observation(is_healthy, problem, status, (unreachable, mapped))
+        expiring = find_condition(value_at(plane, "status", "conditions", default=[]), CERTIFICATES_EXPIRING)
+        return Observation(is_healthy, problem, status, (unreachable, mapped, *filter(None, (expiring,))))
 
     # -- steps
 

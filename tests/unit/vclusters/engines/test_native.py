@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.operations import OPERATIONS
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
+from tapestry.apiserver.access import certificates
 from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.client.watch import wait_for
 from tapestry.kube.conditions import find_condition
@@ -62,6 +64,15 @@ async def test_condition_names_mapped_fields(alone: Service) -> None:
     condition = lambda obj: find_condition(value_at(obj, "status", "conditions"), "FieldsMapped")  # noqa: E731
     found = await wait_for(alone.world.management, VCLUSTERS, "v", "default", until=condition, timeout=TIMEOUT)
     assert "network.podCidr: the host cluster allocates" in condition(found)["message"]
+
+
+async def test_condition_says_when_certificates_end(alone: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "CA_LIFETIME", timedelta(days=10))
+    await alone.create()
+    condition = lambda obj: find_condition(value_at(obj, "status", "conditions"), "CertificatesExpiring")  # noqa: E731
+    found = await wait_for(alone.world.management, VCLUSTERS, "v", "default", until=condition, timeout=TIMEOUT)
+    assert (condition(found)["status"], condition(found)["reason"]) == ("True", "ExpiresSoon")
+    assert "the CA is valid until" in condition(found)["message"]
 
 
 async def test_cluster_without_persistence_is_in_memory(alone: Service) -> None:
