@@ -11,16 +11,18 @@ from typing import Any
 from google.protobuf.message import Message
 
 from tapestry.apis.hostclusters import HOST_CLUSTERS
+from tapestry.apis.keys import SYSTEM_NAMESPACE
 from tapestry.apis.operations import SNAPSHOTS
 from tapestry.apis.projects import ACCESS_KEYS, PROJECTS, QUOTAS
 from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.client.client import Client
 from tapestry.kube.objects import Object, name_of, object_named, value_at
-from tapestry.kube.resources import Resource
+from tapestry.kube.resources import CONFIGMAPS, Resource
 from tapestry.kube.times import parse_time
 from tapestry.vclusters.access.keys import new_key
 from tapestry.vclusters.access.roles import PROXY_METHOD, Caller, Role
 from tapestry.vclusters.api import vcluster_api_pb2 as api
+from tapestry.vclusters.audit.heads import HEADS_CONFIG_MAP, StoredHeads, heads_in
 from tapestry.vclusters.audit.queries import newest_first
 from tapestry.vclusters.audit.records import AuditRecord
 from tapestry.vclusters.audit.verification import Verification, verify
@@ -316,7 +318,8 @@ class Administration:
                 yield record_message(each)
 
     async def verify_records(self, call: AdmittedCall) -> Message:  # noqa: ARG002  as above
-        found = await asyncio.to_thread(self._verify)
+        heads = heads_in(self.objects.get(CONFIGMAPS, SYSTEM_NAMESPACE, HEADS_CONFIG_MAP))
+        found = await asyncio.to_thread(self._verify, heads)
         gaps = [
             api.AuditGap(instance=each.instance, sequence=each.last, message=problem)
             for each in found
@@ -325,8 +328,10 @@ class Administration:
         records = sum(each.records for each in found)
         return api.VerifyAuditRecordsResponse(is_complete=not gaps, records=records, gaps=gaps)
 
-    def _verify(self) -> list[Verification]:
-        return [verify(each) for each in sorted(self.audit_folder.iterdir()) if each.is_dir()]
+    def _verify(self, heads: Mapping[str, StoredHeads]) -> list[Verification]:
+        folders = [each for each in sorted(self.audit_folder.iterdir()) if each.is_dir()]
+        stored = [(each, heads.get(each.name)) for each in folders]
+        return [verify(each, found.head, found.lost) if found is not None else verify(each) for each, found in stored]
 
 
 def required(field: str, value: str) -> str:

@@ -38,6 +38,7 @@ from tapestry.vclusters.access.rate_limits import RateLimiter
 from tapestry.vclusters.access.roles import Caller
 from tapestry.vclusters.administration import Administration
 from tapestry.vclusters.audit.chained_log import open_log
+from tapestry.vclusters.audit.heads import heads_stored
 from tapestry.vclusters.config import ServiceConfig
 from tapestry.vclusters.contract import Contract
 from tapestry.vclusters.gateway import Gateway
@@ -103,6 +104,7 @@ async def serve_gateway(
         audit = await stack.enter_async_context(
             open_log(audit_folder / process.config.name, process.config.name, process.now)
         )
+        await stack.enter_async_context(heads_stored(management, audit))
         contract = new_contract(process, PageTokens(page_key), audit_folder, is_compatible=config.compat_plaintext)
         objects = contract.vclusters.objects
         stack.enter_context(served_metrics(ServiceCollector(objects)))

@@ -21,6 +21,7 @@ from tapestry.process.logs import logger
 from tapestry.vclusters.audit.records import (
     DECODER,
     AuditEvent,
+    Head,
     chained,
     digest_of,
     last_line,
@@ -92,11 +93,11 @@ class ChainedLog:
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _is_urgent: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _is_stopping: bool = field(default=False, init=False)
-    _durable: tuple[int, str] = field(default=(0, ""), init=False)
+    _durable: Head = field(default=Head(0, ""), init=False)
 
     @property
-    def head(self) -> tuple[int, str]:
-        """Sequence and digest of the last durable record. Kept elsewhere, it shows whether the end was cut off."""
+    def head(self) -> Head:
+        """The last durable record. Stored elsewhere, it shows whether the end was cut off."""
         return self._durable
 
     def append(self, event: AuditEvent) -> None:
@@ -142,7 +143,7 @@ class ChainedLog:
 
     async def _write_batch(self) -> bool:
         """Write and sync the records so far, and return whether that worked. If not, they are kept."""
-        lines, waiting, head = list(self._unwritten), self._waiting, (self.sequence, self.digest)
+        lines, waiting, head = list(self._unwritten), self._waiting, Head(self.sequence, self.digest)
         self._waiting = []
         try:
             await asyncio.to_thread(self.segment.write, b"".join(line + b"\n" for line in lines))

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -53,6 +53,13 @@ class AuditRecord(AuditEvent, frozen=True, rename="camel", omit_defaults=True, k
     """Number of the record in the chain, from 1."""
     previous: str
     """SHA-256 of the line before, in hexadecimal digits. Empty in the first record."""
+
+
+class Head(NamedTuple):
+    """The last record of a chain at some time."""
+
+    sequence: int
+    digest: str
 
 
 def chained(event: AuditEvent, instance: str, sequence: int, previous: str) -> bytes:

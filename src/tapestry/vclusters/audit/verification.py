@@ -1,11 +1,12 @@
 """Verification of the chain of an instance: gaps, changed records, and records cut off at either end."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from tapestry.vclusters.audit.records import DECODER, digest_of, lines_of, segments
+from tapestry.vclusters.audit.records import DECODER, Head, digest_of, lines_of, segments
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,15 @@ class Verification:
 MAX_PROBLEMS = 100
 
 
-def verify(folder: Path, head: tuple[int, str] | None = None) -> Verification:
+def verify(folder: Path, head: Head | None = None, lost: Sequence[Head] = ()) -> Verification:
     """Verify the chain in the folder of an instance.
 
-    `head` is the sequence and digest of a record that the chain must contain, from a place that who can change the
-    folder cannot change. Without it, records cut off the end are not noticed.
+    `head` is a record that the chain must contain, from a place that who can change the folder cannot change. Without
+    it, records cut off the end are not noticed. `lost` are earlier heads that were found missing.
     """
-    problems: list[str] = []
+    problems = [
+        f"record {each.sequence} was missing or had been changed when the instance started again" for each in lost
+    ]
     records, first, sequence, digest, removed_up_to = 0, 0, 0, "", 0
     is_head_found = head is None or head[0] == 0
     for segment in segments(folder):
