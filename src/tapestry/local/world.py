@@ -176,10 +176,11 @@ class World:
             for name in physical:
                 run_pods = ["--run-pods"] if self.run_pods and name == physical[0] else []
                 self.spawn(name, "--nodes", str(record.nodes), *run_pods)
-            service = self.processes.supervise(SERVICE_FOLDER, self.service.command()) if self.runs_service else None
             self.rescan()
             for name in list(self.processes.by_name):
                 await self.processes.wait_for_cluster(name)
+        # not before: its start would slow down that of the clusters, and the steps below wait more than they compute
+        service = self.processes.supervise(SERVICE_FOLDER, self.service.command()) if self.runs_service else None
         async with self.client(VIRTUAL) as virtual:
             with self.report_step("Tapestry's manager"):
                 await install_manager(virtual)
