@@ -63,6 +63,14 @@ QUOTA_COLUMNS = {
     "USED/LIMIT": lambda each: ", ".join(
         f"{name} {each.get('used', {}).get(name, 0)}/{limit}" for name, limit in sorted(each.get("limits", {}).items())
     ),
+    "EACH-USER": lambda each: ", ".join(
+        f"{name} {limit}" for name, limit in sorted(each.get("userLimits", {}).items())
+    ),
+    "used without limit": lambda each: ", ".join(
+        f"{name} {amount}"
+        for name, amount in sorted(each.get("used", {}).items())
+        if name not in each.get("limits", {})
+    ),
 }
 KEY_COLUMNS = {
     "ID": "id",
