@@ -34,6 +34,7 @@ class Faults:
     errors: int = 0
     waits: int = 0
     kills_after_undo: int = 0
+    undo_errors: int = 0
     is_impossible: bool = False
 
 
@@ -91,6 +92,9 @@ class FakeEngine:
     async def undo(self, step: Step, vcluster: Object, journal: Journal) -> None:
         self.calls.append(f"undo {step}")
         uid, faults = uid_of(vcluster), self.faults.get(step, Faults())
+        if faults.undo_errors:
+            faults.undo_errors -= 1
+            raise OSError(f"{step} not undone")
         if (cluster := self.clusters.get(uid)) is not None:
             self._undo_effect(step, uid, cluster, journal)
         if faults.kills_after_undo:

@@ -1,150 +1,20 @@
 """The orchestrator on an in-process API, with an engine that fails, waits and kills the process."""
 
-import asyncio
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from tapestry.apis.operations import OPERATIONS
 from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
-from tapestry.client.client import Client
-from tapestry.controller.testing import InProcessApi
-from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.objects import name_of
 from tapestry.kube.times import timestamp
-from tapestry.vclusters.lifecycle import is_legal
 from tapestry.vclusters.metrics import STEP_FAILURES
-from tapestry.vclusters.operations import operation_id
-from tapestry.vclusters.orchestrator import Orchestrator
 from tapestry.vclusters.plans import Step
 
-from .fake_engine import FakeEngine, Faults, ProcessKilled
-
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-MAX_PASSES = 400
-
-
-@dataclass
-class LatestObjects:
-    """A cache that the test updates before each pass."""
-
-    objects: dict[str, Object] = field(default_factory=dict)
-
-    @property
-    def store(self) -> "LatestObjects":
-        return self
-
-    def get(self, key: str) -> Object | None:
-        return self.objects.get(key)
-
-
-@dataclass
-class World:
-    """One virtual cluster, its engine and the orchestrator, which the test runs pass by pass."""
-
-    engine: FakeEngine = field(default_factory=FakeEngine)
-    time: datetime = NOON
-    requests: int = 0
-    kills: int = 0
-    phases: list[Phase | None] = field(default_factory=lambda: [None])
-
-    def __post_init__(self) -> None:
-        self.api = InProcessApi([VCLUSTERS, OPERATIONS], now=lambda: self.time)
-        self.client = Client(self.api.connect())
-        self.cache = LatestObjects()
-        self.restart()
-
-    def restart(self) -> None:
-        self.orchestrator = Orchestrator(self.cache, self.client, {"native": self.engine}, lambda: self.time)  # type: ignore[arg-type]
-
-    async def vcluster(self) -> Object | None:
-        return await self.client.find(VCLUSTERS, "v", "default")
-
-    async def status(self) -> Object:
-        found = await self.vcluster()
-        assert found is not None
-        return found.get("status") or {}
-
-    async def create(self, verb: Verb = Verb.CREATE, **arguments: Any) -> str:
-        operation = self.operation(verb, **arguments)
-        spec = {"project": "shop", "owner": "jane", "engine": "native", "operation": operation}
-        await self.client.create(VCLUSTERS, {"metadata": {"name": "v", "namespace": "default"}, "spec": spec})
-        return str(operation["id"])
-
-    def operation(self, verb: Verb, **arguments: Any) -> Object:
-        self.requests += 1
-        id = operation_id("jane", verb, str(self.requests))
-        return {"id": id, "verb": verb.value, "principal": "jane", "arguments": arguments}
-
-    async def request(self, verb: Verb, **arguments: Any) -> str:
-        """Ask for an operation, as the service does, unless another one waits."""
-        found = await self.vcluster()
-        if found is None:
-            return ""
-        current = value_at(found, "spec", "operation", "id")
-        known = {value_at(found, "status", "lastOperation"), value_at(found, "status", "journal", "id")}
-        if verb is not Verb.DELETE and current not in known:
-            return ""
-        operation = self.operation(verb, **arguments)
-        await self.client.patch(VCLUSTERS, found, {"spec": {"operation": None}})
-        found = await self.vcluster()
-        assert found is not None
-        await self.client.patch(VCLUSTERS, found, {"spec": {"operation": operation}})
-        return str(operation["id"])
-
-    async def cancel(self) -> None:
-        found = await self.vcluster()
-        if found is not None and value_at(found, "spec", "operation"):
-            await self.client.patch(VCLUSTERS, found, {"spec": {"operation": {"cancelled": True}}})
-
-    async def reconcile(self) -> float | None:
-        """Run one pass; return the seconds after which the next one is due, or None if it waits for a change."""
-        found = await self.vcluster()
-        self.cache.objects = {"default/v": found} if found is not None else {}
-        result = None
-        try:
-            result = await self.orchestrator.reconcile("default/v")
-        except ProcessKilled:
-            self.kills += 1
-            self.restart()
-        after = await self.vcluster()
-        phase = Phase(value_at(after, "status", "phase")) if value_at(after or {}, "status", "phase") else None
-        if phase is not self.phases[-1]:
-            assert is_legal(self.phases[-1], phase), (self.phases, phase)
-            self.phases.append(phase)
-        if found != after or self.kills:
-            self.kills = 0
-            return 0.0
-        return result.requeue_after if result is not None else None
-
-    async def run_until_idle(self) -> None:
-        """Run passes until the orchestrator waits for a change, or only observes."""
-        for _ in range(MAX_PASSES):
-            seconds = await self.reconcile()
-            found = await self.vcluster()
-            has_work = found is not None and (
-                value_at(found, "status", "journal") or "deletionTimestamp" in found["metadata"]
-            )
-            if seconds is None or (seconds and not has_work):
-                return
-            self.time += timedelta(seconds=seconds)
-        raise AssertionError(f"not idle after {MAX_PASSES} passes: {await self.vcluster()}")
-
-    async def records(self) -> list[Object]:
-        return list(await self.client.list(OPERATIONS))
-
-
-async def running() -> World:
-    world = World()
-    await world.create()
-    await world.run_until_idle()
-    assert (await world.status())["phase"] == Phase.RUNNING
-    world.engine.calls.clear()
-    return world
+from .fake_engine import Faults
+from .orchestrator_world import NOON, World, running
 
 
 async def test_create_passes_its_phases() -> None:
@@ -423,92 +293,3 @@ async def test_failed_restore_is_undone_through_kills(failing: Step, killed: Ste
     assert world.phases[4:] == [Phase.RESTORING, Phase.RUNNING]
     [cluster] = world.engine.clusters.values()
     assert (cluster.is_running, cluster.version, cluster.copies) == (True, "", set())
-
-
-# -- random sequences
-
-FAULTS = st.builds(
-    Faults,
-    kills_before=st.integers(0, 2),
-    kills_after=st.integers(0, 2),
-    errors=st.integers(0, 2),
-    waits=st.integers(0, 3),
-    is_impossible=st.booleans(),
-)
-REQUESTS = st.tuples(
-    st.sampled_from(Verb),
-    st.fixed_dictionaries({}, optional={"drainWorkloads": st.booleans(), "createSnapshot": st.booleans()}),
-)
-ACTIONS = st.one_of(
-    REQUESTS,
-    st.tuples(st.just("passes"), st.integers(1, 8)),
-    st.tuples(st.just("faults"), st.dictionaries(st.sampled_from(Step), FAULTS, max_size=4)),
-    st.tuples(st.just("minutes"), st.integers(1, 12)),
-    st.tuples(st.sampled_from(["idle", "cancel", "restart", "unhealthy"]), st.none()),
-)
-
-
-async def act(world: World, action: Any, argument: Any) -> None:
-    match action:
-        case Verb():
-            if action is not Verb.CREATE:
-                await world.request(action, **argument)
-        case "passes":
-            for _ in range(argument):
-                await world.reconcile()
-        case "faults":
-            world.engine.faults = argument
-        case "minutes":
-            world.time += timedelta(minutes=argument)
-        case "cancel":
-            await world.cancel()
-        case "restart":
-            world.restart()
-        case "unhealthy":
-            world.engine.unhealthy = set(world.engine.clusters)
-        case "idle" if not any(each.is_impossible for each in world.engine.faults.values()):
-            await world.run_until_idle()
-
-
-async def run_sequence(actions: list[tuple[Any, Any]]) -> list[Phase | None]:
-    """Run random requests and faults, then delete what is left, and return the phases.
-
-    The world checks every change of the phase.
-    """
-    world = World()
-    await world.create()
-    for action, argument in actions:
-        await act(world, action, argument)
-    world.engine.faults, world.engine.unhealthy = {}, set()
-    await world.run_until_idle()
-    found = await world.vcluster()
-    if found is not None:
-        status = found["status"]
-        cluster = world.engine.clusters.get(found["metadata"]["uid"])
-        assert status.get("journal") is None
-        assert status["phase"] in (Phase.RUNNING, Phase.SUSPENDED, Phase.ERROR)
-        if status["phase"] != Phase.ERROR:
-            assert cluster is not None
-            assert cluster.is_running is (status["phase"] == Phase.RUNNING)
-        assert len(status["outbox"]) <= 50
-        await world.request(Verb.DELETE)
-        await world.run_until_idle()
-    assert await world.vcluster() is None
-    assert not world.engine.clusters
-    names = [name_of(each) for each in await world.records()]
-    assert len(names) == len(set(names)) <= world.requests
-    return world.phases
-
-
-@settings(max_examples=500, deadline=None)
-@given(st.lists(ACTIONS, max_size=12))
-def test_random_sequences_stay_in_the_state_machine(actions: list[tuple[Any, Any]]) -> None:
-    assert asyncio.run(run_sequence(actions))[-1] is None
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@settings(max_examples=10_000, deadline=None)
-@given(st.lists(ACTIONS, max_size=16))
-def test_ten_thousand_sequences_stay_in_the_state_machine(actions: list[tuple[Any, Any]]) -> None:
-    assert asyncio.run(run_sequence(actions))[-1] is None
