@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Literal, NamedTuple
 
+from tapestry.apis.vclusters import VCLUSTER
+from tapestry.kube.crds import InvalidSpec, decode_spec
 from tapestry.kube.objects import Object, value_at
-from tapestry.kube.quantity import parse_quantity
+from tapestry.kube.quantity import QuantityError, parse_quantity
 from tapestry.vclusters.errors import Violation, field_invalid, field_unsupported
 
 
@@ -200,11 +202,27 @@ def treat_spec(spec: Object, provided: Provided) -> Report:
 
 
 def check_spec(spec: Object, provided: Provided) -> None:
-    """Raise ServiceError unless the engine can run the spec."""
-    if faults := [*spec_faults(spec)]:
+    """Raise ServiceError unless the engine can run the spec. The schema is checked later, so this does not rely on it."""
+    try:
+        decode_spec(VCLUSTER, {"spec": spec})
+    except InvalidSpec as error:
+        field, _, problem = str(error).partition(": ")
+        raise field_invalid(Violation(field, problem[:200])) from error
+    if faults := [*quantity_faults(spec)] or [*spec_faults(spec)]:
         raise field_invalid(*faults)
     if report := treat_spec(spec, provided).rejected:
         raise field_unsupported(*report)
+
+
+def quantity_faults(spec: Object) -> Iterator[Violation]:
+    """Yield amounts that are too large to be parsed."""
+    amounts = {f"resources.{name}": text for name, text in (spec.get("resources") or {}).items()}
+    amounts["storage.persistenceSize"] = value_at(spec, "storage", "persistenceSize")
+    for path, text in amounts.items():
+        try:
+            parse_quantity(text or "0")
+        except QuantityError as error:
+            yield Violation(f"spec.{path}", str(error))
 
 
 def spec_faults(spec: Object) -> Iterator[Violation]:

@@ -120,6 +120,10 @@ INVALID = [
     ("spec.resources.cpuRequest", {"resources": {"cpuRequest": "2", "cpuLimit": "1500m"}}),
     ("spec.resources.memoryRequest", {"resources": {"memoryRequest": "2Gi", "memoryLimit": "1Gi"}}),
     ("spec.ingress.hostname", {"ingress": {"enabled": True}}),
+    ("spec.engine", {"engine": "shop"}),
+    ("spec.resources.cpuLimit", {"resources": {"cpuLimit": "1e9999", "cpuRequest": "1"}}),
+    ("spec.resources.cpuLimit", {"resources": {"cpuLimit": "x", "cpuRequest": "1"}}),
+    ("spec.storage", {"storage": ["5Gi"]}),
 ]
 
 
