@@ -5,6 +5,8 @@ from collections.abc import Callable
 from random import Random
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tapestry.vclusters.rest_routes import ROUTES, RPCS
@@ -28,6 +30,7 @@ VALUES: tuple[object, ...] = (
         "\ud7ff",
         "\u0000",
         "1Gi",
+        "1e999999999",
         "-5",
         "2031-13-45T00:00:00Z",
     ),
@@ -44,6 +47,8 @@ VALUES: tuple[object, ...] = (
         "0001-01-01T00:00:00Z",
     ),
 )
+NAMES = frozenset({"name", "namespace", "project"})
+"""Fields that often have values which exist, so that the others matter."""
 HEADERS = (
     *("If-Match", "If-None-Match", "Idempotency-Key", "Last-Event-ID", "Accept", "Content-Type", "Content-Encoding"),
     *("Expect", "Range", "X-Forwarded-For", "Upgrade", "Connection", "Transfer-Encoding", "Content-Length", "Host"),
@@ -81,12 +86,23 @@ def random_path(random: Random) -> str:
     return path
 
 
+def random_fields(random: Random, descriptor: Descriptor, share: float) -> dict[str, object]:
+    """Return values of the wrong types for a share of the fields of a message, also inside of its messages."""
+    result: dict[str, object] = {}
+    for each in descriptor.fields:
+        if random.random() >= share:
+            continue
+        if each.name in NAMES and random.random() < 0.6:
+            result[each.json_name] = random.choice(WORDS[:3])
+            continue
+        is_nested = each.message_type is not None and not each.is_repeated and random.random() < 0.7
+        result[each.json_name] = random_fields(random, each.message_type, share) if is_nested else random.choice(VALUES)
+    return result
+
+
 def random_json(random: Random, method: str) -> bytes:
     """Return fields of a request with values of the wrong types, sometimes cut off."""
-    descriptor = RPCS[method].input_type
-    body = {
-        each.json_name: random.choice(VALUES) for each in descriptor.fields if random.random() < 0.3
-    } or random.choice(VALUES)
+    body = random_fields(random, RPCS[method].input_type, 0.3) or random.choice(VALUES)
     text = json_text(body)
     roll = random.random()
     if roll < 0.1:
@@ -126,16 +142,25 @@ def random_http(random: Random, authorization: str) -> bytes:
     return content
 
 
+def parse(message: Message, fields: dict[str, object]) -> None:
+    """Set those fields of a message that can have their values."""
+    known = {each.json_name: each for each in message.DESCRIPTOR.fields}
+    for name, value in fields.items():
+        nested = known.get(name)
+        if isinstance(value, dict) and nested and nested.message_type is not None and not nested.is_repeated:
+            parse(getattr(message, nested.name), value)
+            continue
+        try:
+            json_format.ParseDict({name: value}, message)
+        except (json_format.ParseError, ValueError, TypeError, OverflowError):
+            continue
+
+
 def random_rpc(random: Random) -> tuple[str, bytes]:
     """Return the path of an RPC and a message for it, most of them broken."""
     rpc = random.choice(tuple(RPCS.values()))
     message = GetMessageClass(rpc.input_type)()
-    for each in rpc.input_type.fields:
-        if random.random() < 0.4:
-            try:
-                json_format.ParseDict({each.json_name: random.choice(VALUES)}, message)
-            except (json_format.ParseError, ValueError, TypeError, OverflowError):
-                continue
+    parse(message, random_fields(random, rpc.input_type, 0.4))
     content = message.SerializeToString()
     path = f"/{rpc.containing_service.full_name}/{rpc.name}"
     make: Callable[[], bytes] = random.choice(

@@ -202,7 +202,7 @@ def treat_spec(spec: Object, provided: Provided) -> Report:
 
 
 def check_spec(spec: Object, provided: Provided) -> None:
-    """Raise ServiceError unless the engine can run the spec. The schema is checked later, so this does not rely on it."""
+    """Raise ServiceError unless the engine can run the spec. The API checks the schema only after this."""
     try:
         decode_spec(VCLUSTER, {"spec": spec})
     except InvalidSpec as error:
