@@ -13,7 +13,9 @@ from typing import Any
 import aiohttp
 import grpc
 from google.protobuf import json_format
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
 
 from tapestry.local.kubernetes import free_ports
 from tapestry.vclusters.rest_routes import RPCS
@@ -21,6 +23,9 @@ from tapestry.vclusters.rest_routes import RPCS
 from .servers import PlanesProcess
 
 COLLECTION = "/v1/namespaces/shop/vclusters"
+DETAILS = "grpc-status-details-bin"
+DETAIL_TYPES = error_details_pb2.DESCRIPTOR.message_types_by_name
+"""Messages of details, which `json_format` finds by name because they are imported."""
 WITHOUT_LIMITS = """
 import sys
 from tapestry.vclusters.access import rate_limits
@@ -80,6 +85,28 @@ class Clients:
         assert ended["done"], ended
         assert "error" not in ended, ended
         return ended
+
+
+async def rest_answer(world: Clients, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """Return the status, and the response or the error."""
+    async with world.http.request(method, world.base + path, json=body) as response:
+        text = await response.text()
+        return response.status, json.loads(text) if text else {}
+
+
+async def rpc_answer(world: Clients, method: str, request: Message) -> tuple[int, Any]:
+    """Return the number of the code, and the response or the details of the error."""
+    descriptor = RPCS[method]
+    call = world.channel.unary_unary(
+        f"/{descriptor.containing_service.full_name}/{descriptor.name}",
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=GetMessageClass(descriptor.output_type).FromString,
+    )
+    try:
+        return 0, json_format.MessageToDict(await call(request, metadata=world.metadata))
+    except grpc.aio.AioRpcError as error:
+        (details,) = [each[1] for each in error.trailing_metadata() or () if each[0] == DETAILS]
+        return error.code().value[0], json_format.MessageToDict(status_pb2.Status.FromString(details))["details"]
 
 
 @asynccontextmanager
