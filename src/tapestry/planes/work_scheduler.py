@@ -209,25 +209,22 @@ def measured(work: Work[T], plane: PlaneWork) -> Generator[Any, None, T]:
             waits_for = send(None) if error is None else work.throw(error)
         except StopIteration as end:
             scheduler.last_end = ended = clock()
-            plane.loop_ns += ended - started
-            total.loop_ns += ended - started
-            plane.steps += 1
+            plane.count_step(ended - started)
+            total.count_step(ended - started)
             CURRENT_METER.reset(previous)
             error = None
             result: T = end.value
             return result
         except BaseException:
             scheduler.last_end = ended = clock()
-            plane.loop_ns += ended - started
-            total.loop_ns += ended - started
-            plane.steps += 1
+            plane.count_step(ended - started)
+            total.count_step(ended - started)
             CURRENT_METER.reset(previous)
             error = None  # it refers to this frame
             raise
         scheduler.last_end = ended = clock()
-        plane.loop_ns += ended - started
-        total.loop_ns += ended - started
-        plane.steps += 1
+        plane.count_step(ended - started)
+        total.count_step(ended - started)
         error = None
         try:
             yield waits_for

@@ -32,11 +32,11 @@ def test_plane_that_is_alone_may_use_all_time() -> None:
     assert Planes().run(10, a=1.0)["a"] == pytest.approx(1.0, rel=0.01)
 
 
-def test_idle_planes_do_not_restrict_a_busy_one() -> None:
+def test_idle_planes_do_not_restrict_busy_one() -> None:
     assert Planes().run(10, busy=0.8, **{f"idle-{number}": 0.0002 for number in range(100)})["busy"] <= 1.01
 
 
-def test_plane_leaves_a_multiple_of_the_use_of_others_free() -> None:
+def test_plane_leaves_multiple_of_small_use_free() -> None:
     used = Planes().run(10, busy=0.6, small=0.04)
     assert used["busy"] == pytest.approx(0.6 / (1 - RESERVE * 0.04), rel=0.01)
     assert used["small"] < 0.5

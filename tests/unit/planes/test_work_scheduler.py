@@ -346,6 +346,21 @@ def test_plane_over_its_share_starts_requests_after_a_while(run: Callable[[Scena
     run(scenario)
 
 
+def test_interrupted_process_rejects_no_requests(run: Callable[[Scenario], None]) -> None:
+    """It seems to have worked for a plane meanwhile."""
+
+    async def scenario(world: World) -> None:
+        plane, others = world.plane(), [world.plane(str(number)) for number in range(10)]
+        for number in range(1000):
+            await others[number % 10].run(world.steps(1, 1))
+        await plane.run(world.steps(1, 800))
+        assert plane.may_start()
+        await plane.run(world.steps(100, 8))
+        assert not plane.may_start()
+
+    run(scenario)
+
+
 def test_plane_that_comes_last_does_not_starve(run: Callable[[Scenario], None]) -> None:
     """Other planes have always work: each less than a quarter."""
 

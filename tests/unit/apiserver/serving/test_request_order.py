@@ -218,7 +218,7 @@ class ProcessShare:
         return not self.is_exceeded
 
 
-async def test_server_over_its_share_rejects_and_pauses_connections(
+async def test_server_over_share_rejects_and_pauses_connections(
     call: ServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses, pause_ends, sleep = list[float](), asyncio.Event(), asyncio.sleep
