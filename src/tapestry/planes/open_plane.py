@@ -15,11 +15,13 @@ from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
 from tapestry.apiserver.core.requests import MASTERS_GROUP, CallOrigin, User
 from tapestry.apiserver.kubernetes_service import publish_service
+from tapestry.apiserver.storage.copies import store_snapshot
 from tapestry.controller import Manager
 from tapestry.controlplane.app import control_plane_manager
 from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.errors import KubeError
 from tapestry.planes.plane_data import PlaneHold, restore_keys, update_keys
+from tapestry.planes.plane_restores import keep_memory
 from tapestry.process.addresses import parse_address
 from tapestry.process.logs import logger
 
@@ -96,13 +98,15 @@ async def open_plane(
     isolation: ServerIsolation | None = None,
     *,
     syncer_rule: SyncerRule | None = None,
+    keeps_memory: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[OpenPlane]:
     """Open a plane for the duration of the context. Raises ValueError, OSError or StorageError if it cannot open.
 
     An error of the plane ends the context, so the caller gives each plane its own task. A closed plane leaves no
     reference cycles. A plane in etcd needs a hold, and ends with EpochLost when another process takes it.
 
-    `syncer_rule` is for a plane whose nodes belong to a syncer.
+    `syncer_rule` is for a plane whose nodes belong to a syncer. `keeps_memory` returns at the end whether a plane in
+    memory is to have its objects when it is opened again.
     """
     if hold is not None:
         await restore_keys(plane_id, config, hold)
@@ -125,6 +129,9 @@ async def open_plane(
             manager.stop()
             await asyncio.wait([controllers])
             await opened.finish()
+            if config.backend == "memory" and keeps_memory():
+                snapshot = store_snapshot(opened.store)
+                await asyncio.to_thread(keep_memory, Path(config.file_rootpath), snapshot)
 
 
 async def publish_address(plane_id: str, opened: OpenServer) -> None:

@@ -218,13 +218,23 @@ def replace_objects(folder: Path, start: int, entries: Iterable[Entry]) -> Resto
 
 
 def prepare_memory(folder: Path, temporary: Path, start: int, entries: Iterable[Entry]) -> Restored:
+    objects = list(renumbered(entries, start))
+    write_memory(folder, temporary, (start + len(objects), objects))
+    return Restored(start + len(objects), len(objects))
+
+
+def write_memory(folder: Path, temporary: Path, snapshot: Snapshot) -> None:
     """Write the objects with which a plane in memory opens next time."""
     with write_lock(folder):
         prepared = temporary / RESTORED_FOLDER
         prepared.mkdir(mode=0o700)
-        objects = list(renumbered(entries, start))
-        write_database(prepared / DATABASE_NAME, (start + len(objects), objects))
+        write_database(prepared / DATABASE_NAME, snapshot)
         if (target := folder / RESTORED_FOLDER).exists():
             shutil.rmtree(target)
         prepared.rename(target)
-    return Restored(start + len(objects), len(objects))
+
+
+def keep_memory(folder: Path, snapshot: Snapshot) -> None:
+    """Write the objects of a plane in memory that is about to close. It has them, and its revision, when it opens."""
+    with temporary_folder(folder.parent) as temporary:
+        write_memory(folder, temporary, snapshot)

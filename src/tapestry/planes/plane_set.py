@@ -209,6 +209,7 @@ class PlaneSet:
             async with open_plane(
                 *(entry.id, entry.config, self._threads, self._now, entry.hold, share.isolation),
                 syncer_rule=self._syncer_rules.get(entry.id),
+                keeps_memory=lambda: entry.state is PlaneState.SUSPENDED,
             ) as plane:
                 if not entry.closing.is_set():
                     plane.restrict_to_syncer(self._syncer_rules.get(entry.id))  # which may have changed meanwhile

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from tapestry.apis.planes import Backend, plane_id
 from tapestry.apiserver.core.epochs import EpochFence
 from tapestry.apiserver.core.store import StorageError
+from tapestry.apiserver.storage.sqlite_log import RESTORED_FOLDER
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.planes.config import PlanesConfig, plane_storage_config
 from tapestry.planes.plane_data import CopySource, has_plane_data
@@ -100,10 +103,13 @@ class SnapshotFiles:
         entry = self.plane_set.get(id)
         if entry is not None and entry.plane is not None:
             return CopySource(config, entry.plane.opened.store, no_check)
-        if backend == "memory":
-            raise NotRestorable("the objects are in memory only, and the plane is closed")
-        if backend == "file":
+        if backend != "etcd":
             self.check_is_here(plane)
+        if entry is not None and entry.task is not None:
+            raise StorageError(f"plane {name_of(plane)} is being closed")
+        if backend == "memory":
+            folder = Path(config.file_rootpath) / RESTORED_FOLDER
+            config = msgspec.structs.replace(config, file_rootpath=str(folder), backend="file")
         if not await has_plane_data(config):
             raise NotRestorable("the plane has no data")
         return CopySource(config, None, no_check)

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import msgspec
+
 from tapestry.apiserver.assembly import ServerThreads
 from tapestry.apiserver.core.config import ApiServerConfig
 from tapestry.apiserver.core.requests import APISERVER_USER
@@ -48,6 +50,23 @@ async def test_plane_has_its_objects_after_it_opens_again(tmp_path: Path) -> Non
         await planes.close(entry, PlaneState.SUSPENDED, "on request")
         assert (entry.state, entry.message, entry.plane) == (PlaneState.SUSPENDED, "on request", None)
         assert await client_of(await planes.open(entry)).get(NAMESPACES, "kept")
+
+
+async def test_suspended_plane_in_memory_has_its_objects_once(tmp_path: Path) -> None:
+    async with plane_set() as planes:
+        config = msgspec.structs.replace(config_for(tmp_path / "a"), backend="memory")
+        entry = planes.add("a", config)
+        plane = await planes.open(entry)
+        assert plane is not None
+        await client_of(plane).create(CONFIGMAPS, object_named("kept", "default"))
+        revision = plane.opened.store.revision
+        await planes.close(entry, PlaneState.SUSPENDED)
+        plane = await planes.open(entry)
+        assert plane is not None
+        assert await client_of(plane).find(CONFIGMAPS, "kept", "default")
+        assert plane.opened.store.revision >= revision
+        await planes.close(entry, PlaneState.ASLEEP)
+        assert await client_of(await planes.open(entry)).find(CONFIGMAPS, "kept", "default") is None
 
 
 async def test_plane_that_cannot_open_affects_only_itself(tmp_path: Path) -> None:

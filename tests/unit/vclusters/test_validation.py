@@ -13,6 +13,7 @@ from tapestry.vclusters.errors import ServiceError
 from tapestry.vclusters.validation import (
     ENGINES,
     NATIVE,
+    ONLY_QUOTA,
     Honored,
     Mapped,
     Provided,
@@ -150,11 +151,11 @@ def test_defaults_change_nothing_immutable() -> None:
 @pytest.mark.parametrize(
     ("requested", "has_own_processes", "mapped"),
     [
-        ("999m", True, "counts for the quota of the project only"),
+        ("999m", True, ONLY_QUOTA),
         ("1", True, ""),
         ("1500m", True, ""),
-        ("1", False, "counts for the quota of the project only; a process of its own needs etcd"),
-        ("100m", False, "counts for the quota of the project only"),
+        ("1", False, f"{ONLY_QUOTA}; a process of its own needs etcd"),
+        ("100m", False, ONLY_QUOTA),
     ],
 )
 def test_whole_cpu_requests_a_process(requested: str, mapped: str, *, has_own_processes: bool) -> None:

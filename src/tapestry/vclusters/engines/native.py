@@ -13,7 +13,7 @@ from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.keys import PREFIX
 from tapestry.apis.planes import PLANES, own_process_name, plane_id
 from tapestry.apis.projects import PROJECTS
-from tapestry.apis.vclusters import VCLUSTERS, Journal, Phase, Verb
+from tapestry.apis.vclusters import VCLUSTERS, Journal
 from tapestry.client.client import Client
 from tapestry.controlplane.app import OPTIONAL_CONTROLLERS, WILDCARD
 from tapestry.kube.conditions import find_condition, new_condition
@@ -97,7 +97,7 @@ class NativeEngine:
             case Step.INSTALL:
                 await self._uninstall(vcluster, journal)
             case Step.STOP:
-                await self._undo_stop(vcluster, journal)
+                await self._start(vcluster, journal)
             case Step.DRAIN:
                 await self._resume_workloads(vcluster, journal)
             case Step.SNAPSHOT:
@@ -236,11 +236,8 @@ class NativeEngine:
         plane = None if is_new_cluster(journal) else await self._installed(vcluster)
         return await self.snapshots.preflight(vcluster, plane, journal)
 
-    async def _safety_copy(self, vcluster: Object, journal: Journal) -> Results:
-        plane = await self._installed(vcluster)
-        if journal.phase_from is Phase.SUSPENDED and value_at(plane, "spec", "backend") == "memory":
-            return NOTHING  # there are no objects
-        return await self.snapshots.safety_copy(vcluster, plane)
+    async def _safety_copy(self, vcluster: Object, _: Journal) -> Results:
+        return await self.snapshots.safety_copy(vcluster, await self._installed(vcluster))
 
     async def _restore(self, vcluster: Object, journal: Journal) -> Results:
         plane = await self._installed(vcluster)
@@ -252,14 +249,6 @@ class NativeEngine:
         if not is_new_cluster(journal):
             await self._stop(vcluster, journal)
             await self.snapshots.undo_restore(vcluster, await self._installed(vcluster), journal)
-
-    async def _undo_stop(self, vcluster: Object, journal: Journal) -> None:
-        """Open the plane again. One in memory lost its objects when it was closed for a restore."""
-        plane = await self._installed(vcluster)
-        is_closed = value_at(plane, "status", "phase") == "Suspended"
-        if is_closed and journal.verb is Verb.RESTORE and value_at(plane, "spec", "backend") == "memory":
-            await self.snapshots.undo_restore(vcluster, plane, journal)
-        await self._start(vcluster, journal)
 
     async def _delete_snapshots(self, vcluster: Object, _: Journal) -> Results:
         return await self.snapshots.delete_all(vcluster)

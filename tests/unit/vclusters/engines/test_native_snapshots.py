@@ -202,12 +202,20 @@ async def test_deleted_snapshot_leaves_no_file(alone: Service) -> None:
     assert files(alone) == []
 
 
-async def test_snapshot_of_closed_memory_fails_and_is_listed(alone: Service) -> None:
+async def test_suspended_memory_has_its_objects_and_snapshots(alone: Service) -> None:
     await alone.create(**MEMORY)
+    await put(await alone.client(), "a", "1")
     await alone.request(Verb.SUSPEND, Phase.SUSPENDED)
     made = await snapshot(alone, Phase.SUSPENDED)
-    assert (made["status"]["phase"], files(alone)) == ("Failed", [])
-    assert "in memory only" in made["status"]["message"]
+    assert made["status"]["phase"] == "Ready"
+    await alone.request(Verb.RESUME, Phase.RUNNING)
+    client = await alone.client()
+    assert await own_configmaps(client) == {"a": "1"}
+    await put(client, "b", "2")
+    await alone.request(Verb.SUSPEND, Phase.SUSPENDED)
+    await alone.request(Verb.RESTORE, Phase.SUSPENDED, snapshotId=name_of(made))
+    await alone.request(Verb.RESUME, Phase.RUNNING)
+    assert await own_configmaps(await alone.client()) == {"a": "1"}
 
 
 async def test_pods_start_again_after_a_restore(hosted: Service) -> None:
