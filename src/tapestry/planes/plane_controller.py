@@ -26,10 +26,11 @@ from tapestry.planes.plane_data import (
     has_plane_data,
     restore_keys,
 )
-from tapestry.planes.plane_set import PlaneEntry, PlaneSet, PlaneState, first_error
+from tapestry.planes.plane_set import PlaneEntry, PlaneSet, PlaneState
 from tapestry.planes.plane_tls import authority_of
 from tapestry.planes.processes import Processes, is_holder_changed, process_leases
 from tapestry.planes.sealing import GroupKey
+from tapestry.process.tasks import first_error
 
 STATUS_INTERVAL = 60.0
 """Seconds between two updates of the sizes in the status of an open plane."""

@@ -44,7 +44,7 @@ from tapestry.planes.copy_rules import (
 from tapestry.planes.plane_copies import new_plane_snapshot, write_all_objects
 from tapestry.planes.plane_data import CopySource, copy_source
 from tapestry.planes.plane_folders import create_plane_folder, temporary_folder
-from tapestry.planes.plane_set import first_error
+from tapestry.process.tasks import first_error
 
 REVISION_GAP = 1000
 """Added to the revision of a restored plane, so that a watch from before the restore gets 410 and lists again."""

@@ -19,6 +19,7 @@ from tapestry.planes.open_plane import OpenPlane, SyncerRule, open_plane
 from tapestry.planes.plane_data import PlaneHold
 from tapestry.planes.process_shares import PlaneShare, ProcessShares
 from tapestry.process.logs import logger
+from tapestry.process.tasks import first_error
 
 log = logger(__name__)
 
@@ -258,10 +259,3 @@ class PlaneSet:
             for entry in self:
                 if entry.task is not None or entry.plane is not None:
                     group.create_task(self.close(entry, PlaneState.ASLEEP))
-
-
-def first_error(error: Exception) -> Exception:
-    """Return the first error in nested groups, which caused the others."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error

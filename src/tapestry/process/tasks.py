@@ -1,4 +1,4 @@
-"""Cancelled tasks that leave no reference cycles behind."""
+"""Tasks that were cancelled and leave no reference cycles behind, and errors of groups of tasks."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,3 +16,10 @@ def free_frames(tasks: Iterable[asyncio.Task[Any]]) -> None:
                 task.result()
             except asyncio.CancelledError as error:
                 error.__traceback__ = None
+
+
+def first_error(error: Exception) -> Exception:
+    """Return the first error in nested groups, which caused the others."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -25,7 +25,7 @@ NOTHING: frozenset[str] = frozenset()
 
 
 class Known(NamedTuple):
-    """What one version of an object uses."""
+    """Use of quotas and host clusters by one version of an object."""
 
     revision: int
     charge: Charge
