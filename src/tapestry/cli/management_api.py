@@ -11,7 +11,14 @@ import click
 import msgspec
 
 from tapestry.apis.planes import PLANES
-from tapestry.cli.cluster_access import COMPLETION_TIMEOUT, Completer, completer_for, object_names, open_client
+from tapestry.cli.cluster_access import (
+    COMPLETION_TIMEOUT,
+    Completer,
+    completer_for,
+    local_world,
+    object_names,
+    open_client,
+)
 from tapestry.client.client import Client
 from tapestry.client.kubeconfig import KubeconfigError, default_access
 from tapestry.client.transport import Request
@@ -55,6 +62,8 @@ def with_management_api(function: Callable[..., None]) -> Callable[..., None]:
 
 def management_client(data: Path, kubeconfig: str | None, context: str | None) -> Client:
     """Return a client of the management API. Raises KubeconfigError if none runs in the data folder."""
+    if data == DATA_FOLDER and not data.exists() and (world := local_world()) is not None:
+        data = world.planes_folder
     file = Path(kubeconfig) if kubeconfig else data / KUBECONFIG_FILE
     if not file.exists():
         raise KubeconfigError(

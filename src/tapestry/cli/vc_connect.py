@@ -15,7 +15,7 @@ import yaml
 from tapestry.cli.cluster_access import run_async
 from tapestry.cli.help_text import command
 from tapestry.cli.kubeconfig_file import change_file, connected, context_name, disconnected, user_kubeconfig
-from tapestry.cli.service_access import VCLUSTER_NAMESPACE, service_config, with_service
+from tapestry.cli.service_access import VCLUSTER_NAMESPACE, local_world_config, service_config, with_service
 from tapestry.cli.vc_credential import credential, with_settings
 from tapestry.cli.vc_state import NAME
 from tapestry.kube.objects import Object
@@ -39,8 +39,9 @@ async def renewed_kubeconfig(client: "ServiceClient", namespace: str, name: str)
     """Return a kubeconfig without a credential, which gets one from `tapestry vc credential` when it is used."""
     answer = await client.call("GetVClusterKubeconfig", namespace=namespace, name=name, format="exec")
     options = click.get_current_context().params
-    settings = service_config(options["config"], options["server"])
-    return with_settings(yaml.safe_load(base64.b64decode(answer["kubeconfig"])), settings, options["config"])
+    file = options["config"] or local_world_config(options["server"])
+    settings = service_config(file, options["server"])
+    return with_settings(yaml.safe_load(base64.b64decode(answer["kubeconfig"])), settings, file)
 
 
 async def connect_context(client: "ServiceClient", namespace: str, name: str, hours: int | None = None) -> None:

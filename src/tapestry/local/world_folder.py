@@ -20,9 +20,9 @@ from typing import IO
 
 LAYOUT = 1
 VIRTUAL = "virtual"
-SERVICE_FOLDER, SERVICE_CONFIG = "lifecycle_service", "service.yaml"
-"""Folder of the lifecycle service in that of the world, and its configuration file for `tapestry vc`. No cluster can
-have the name of the folder."""
+SERVICE_FOLDER, SERVICE_CONFIG, PLANES_FOLDER = "lifecycle_service", "service.yaml", "planes"
+"""Folder of the lifecycle service in that of the world, its configuration file for `tapestry vc`, and the data of its
+planes. No cluster can have the name of the folder."""
 DEFAULT_CLUSTERS, DEFAULT_NODES = 2, 5
 """Default size of a world."""
 LOCK_TIMEOUT = 1.0
@@ -63,6 +63,11 @@ class WorldFolder:
     @property
     def service_config(self) -> Path:
         return self.path / SERVICE_FOLDER / SERVICE_CONFIG
+
+    @property
+    def planes_folder(self) -> Path:
+        """Data of the planes of the lifecycle service."""
+        return self.path / SERVICE_FOLDER / PLANES_FOLDER
 
     # -- contents
 

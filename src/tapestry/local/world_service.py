@@ -15,12 +15,11 @@ from tapestry.client.kubeconfig import load_access
 from tapestry.kube.objects import Object
 from tapestry.local.cluster_processes import POLL_INTERVAL, START_TIMEOUT, TAPESTRY_PROGRAM
 from tapestry.local.kubernetes import free_ports, write_private
-from tapestry.local.world_folder import SERVICE_CONFIG, WorldError
+from tapestry.local.world_folder import PLANES_FOLDER, SERVICE_CONFIG, WorldError
 from tapestry.manager.join_steps import Cluster
 from tapestry.process.supervised_processes import StallDetector, SupervisedProcess
 from tapestry.tenants.host_registration import AddedHost, HostPlan, add_host, wait_for_host
 
-PLANES_FOLDER = "planes"
 HOST = "compute"
 """Name of the compute cluster as a host cluster."""
 HOST_SPEC: Object = {

@@ -46,8 +46,13 @@ async def test_world_in_the_folder_has_a_service(commands: Commands, monkeypatch
         file = world.service_config
         file.parent.mkdir()
         file.touch(mode=0o600)
-        file.write_text(yaml.safe_dump({"server": commands.url, "key": commands.gateway.keys["alice"]}))
+        file.write_text(yaml.safe_dump({"server": commands.url, "key": commands.gateway.keys["root"]}))
         assert "there are no virtual clusters" in await commands.output("vc", "list")
+        await commands.output("vc", "create", "blue")
+        plugin = yaml.safe_load(await commands.output("vc", "kubeconfig", "blue", "--exec"))["users"][0]["user"]["exec"]
+        assert plugin["args"][-2:] == ["--config", str(file)]  # it has the key, and kubectl may run in any folder
+        error = await commands.error("host", "list")
+        assert f"start the planes with `tapestry planes run --data {world.planes_folder}`" in error
     assert "is not running; `tapestry up` starts it" in await commands.error("vc", "list")
     assert "cannot be reached" in await commands.error("vc", "list", "--server", "http://127.0.0.1:1")
 
