@@ -6,11 +6,9 @@ of them do, and then the process gets SIGKILL. See `held_planes` for the boundar
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
@@ -24,38 +22,21 @@ from tapestry.apis.planes import PLANES, plane_id
 from tapestry.apis.vclusters import VCLUSTERS, Phase
 from tapestry.client.client import Client
 from tapestry.client.discovery import served_resources
-from tapestry.client.http_transport import HttpTransport
-from tapestry.client.kubeconfig import load_access
 from tapestry.client.watch import wait_for
-from tapestry.kube.objects import Object, key_of, name_of, object_named, value_at
+from tapestry.kube.objects import Object, key_of, name_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PODS
-from tapestry.local.kubernetes import free_ports
-from tapestry.manager.join_steps import Cluster
-from tapestry.tenants.host_registration import AddedHost, HostPlan, add_host
 from tapestry.vclusters.lifecycle import is_legal
 from tapestry.vclusters.orchestrator import journal_of, phase_of, waiting_request
 
 from .held_planes import BROKEN, boundaries
 from .plane_clients import client_of, plane_kubeconfig, together
-from .servers import ClusterProcess, PlanesProcess
 from .tenant_processes import OF_TENANTS
-from .vcluster_clients import COLLECTION, Clients, clients
+from .vcluster_clients import COLLECTION, Clients
+from .vclusters_with_host import HeldPlanesProcess, service_with_host
 
 TIMEOUT = 60.0
-LIMITS = dict.fromkeys(("vclusters", "runningVclusters", "snapshots", "concurrentOperations"), "100")
 CHANGING_KINDS = frozenset({"Event", "Lease", "Operation", "PodMetrics", "NodeMetrics", "ComponentStatus"})
 """Kinds of objects that come and go without virtual clusters, and the records of operations, which stay for 7 days."""
-
-
-class HeldPlanesProcess(PlanesProcess):
-    """A process whose operations stop where `faults` says."""
-
-    @property
-    def faults(self) -> Path:
-        return self.folder.with_name("faults.json")
-
-    def command(self) -> Sequence[str | Path]:
-        return [sys.executable, Path(__file__).with_name("held_planes.py"), self.faults, *super().command()[1:]]
 
 
 @dataclass(frozen=True)
@@ -265,29 +246,9 @@ async def inventory(client: Client) -> set[str]:
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Setting]:
-    """Run a host cluster and a process of planes that knows it, whose service has limits that no test reaches."""
-    (rest,) = free_ports(1)
-    process = HeldPlanesProcess(folder / "planes", "--rest-address", f"127.0.0.1:{rest}")
-    cluster = ClusterProcess(folder / "host", "--nodes", "2")
-    try:
-        await together(asyncio.to_thread(each.start) for each in (process, cluster))
-        process.wait_for_output("served by rest")
-        access = load_access([cluster.kubeconfig], environ={})
-        async with (
-            clients(process, rest, rest) as world,
-            client_of(process.kubeconfig) as management,
-            Client(HttpTransport(access)) as host,
-        ):
-            both = Cluster("management", management, print), Cluster("host", host, print)
-            plan = HostPlan("east", {"allowLoopback": True})
-            await add_host(plan, AddedHost(*both, access, HttpTransport), datetime.now(UTC))
-            await world.rest("PATCH", "/v1/projects/default/quota", json={"limits": LIMITS})
-            await management.create(NAMESPACES, object_named("shop"))
-            await wait_for(management, CONFIGMAPS, "kube-root-ca.crt", "shop", until=bool, timeout=TIMEOUT)
-            yield Setting(process, world, management, host)
-    finally:
-        process.kill()
-        cluster.kill()
+    async with service_with_host(folder) as (process, world, management, host):
+        await wait_for(management, CONFIGMAPS, "kube-root-ca.crt", "shop", until=bool, timeout=TIMEOUT)
+        yield Setting(process, world, management, host)
 
 
 async def check_life(setting: Setting, boundaries: Mapping[str, Sequence[str]], count: int, folder: Path) -> None:
