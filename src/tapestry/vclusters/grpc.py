@@ -114,7 +114,8 @@ def incoming_call(rpc: MethodDescriptor, content: bytes, context: Context, clien
     """
     try:
         request = GetMessageClass(rpc.input_type).FromString(content)
-    except DecodeError as error:
+        json_format.MessageToDict(request)  # fails for times and field masks that are out of their range
+    except (DecodeError, json_format.Error, ValueError) as error:
         raise field_invalid(Violation("body", f"is not a {rpc.input_type.full_name}: {error}")) from error
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     return IncomingCall(

@@ -13,14 +13,17 @@ import aiohttp
 import grpc
 import pytest
 from google.protobuf import json_format
+from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tapestry.process.addresses import Address
 from tapestry.vclusters.access.roles import Caller
+from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.errors import Violation, etag_mismatch, field_unsupported, quota_exceeded
 from tapestry.vclusters.grpc import peer_address, serve_grpc
 from tapestry.vclusters.openapi import openapi_document
@@ -122,12 +125,24 @@ async def test_both_protocols_answer_alike(tmp_path: Path, user: str) -> None:
     assert not different
 
 
-@pytest.mark.parametrize("method", ["GetVCluster", "WatchVCluster"])
-async def test_broken_message_is_an_error_of_the_client(tmp_path: Path, method: str) -> None:
+BROKEN_TIME = api.CreateVClusterRequest(name="blue", expire_time=Timestamp(seconds=2**40)).SerializeToString()
+BROKEN_MASK = api.UpdateVClusterRequest(update_mask=FieldMask(paths=["notSnakeCase"])).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("method", "content"),
+    [
+        ("GetVCluster", b"\xdd1\xc5"),
+        ("WatchVCluster", b"\xdd1\xc5"),
+        ("CreateVCluster", BROKEN_TIME),
+        ("UpdateVCluster", BROKEN_MASK),
+    ],
+)
+async def test_broken_message_is_an_error_of_the_client(tmp_path: Path, method: str, content: bytes) -> None:
     rpc = RPCS[method]
     async with listeners(tmp_path) as world:
         make = world.channel.unary_stream if rpc.server_streaming else world.channel.unary_unary
-        call = make(f"/{rpc.containing_service.full_name}/{rpc.name}")(b"\xdd1\xc5")
+        call = make(f"/{rpc.containing_service.full_name}/{rpc.name}")(content)
         assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert rpc.input_type.full_name in await call.details()
     assert world.world.service.calls == []
