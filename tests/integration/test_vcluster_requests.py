@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.vclusters.rest_routes import RPCS
 
 from .plane_clients import client_of, together
+from .processes import rss_megabytes
 from .vcluster_clients import COLLECTION, Clients, UnlimitedPlanesProcess, rest_answer, rpc_answer, service
 from .vcluster_mutations import random_http, random_rpc
 
@@ -29,6 +31,7 @@ ALLOWED_CODES = frozenset(grpc.StatusCode) - {
 }
 ANSWER_SECONDS = 20.0
 WORKERS = 64
+MAX_GROWTH_MB = 100
 
 
 # -- repeated requests
@@ -157,7 +160,14 @@ async def test_malformed_requests(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("seed", range(10))
-async def test_many_malformed_requests(tmp_path: Path, seed: int) -> None:
+async def test_hundred_thousand_malformed_requests(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     async with service(tmp_path, UnlimitedPlanesProcess) as world:
-        await check_malformed_requests(world, 10_000, seed)
+        await check_malformed_requests(world, 5000, seed=1)
+        before = rss_megabytes(world.process.pid)
+        answers = await check_malformed_requests(world, 95_000, seed=2)
+        grown = rss_megabytes(world.process.pid) - before
+        record_property("answers", {str(code): count for code, count in answers.items()})
+        record_property("growth of the memory in MB", round(grown))
+        assert grown < MAX_GROWTH_MB

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tapestry.apis.vclusters import Journal
+from tapestry.apis.vclusters import Journal, Phase
 from tapestry.kube.objects import Object, uid_of
 from tapestry.vclusters.engines import Observation, StepFailed, StepNotDone
 from tapestry.vclusters.plans import Step
@@ -109,7 +109,7 @@ class FakeEngine:
                 cluster.is_running = True
             case Step.DRAIN:
                 cluster.is_drained = False
-            case Step.RESTORE:
+            case Step.RESTORE if journal.phase_from is not Phase.PENDING:  # a new cluster is removed next
                 assert not cluster.version or f"{Step.SAFETY_COPY}-{journal.id}" in cluster.copies
                 cluster.is_running, cluster.version = False, ""
             case Step.SNAPSHOT | Step.SAFETY_COPY:
