@@ -91,6 +91,9 @@ async def resume(
 @click.option("--snapshot-name", help="Name of the snapshot.")
 @click.option("--description", help="Text about the snapshot.")
 @click.option("--retention-hours", type=click.IntRange(min=1), help="Hours after which the snapshot is deleted.")
+@click.option(
+    "--workloads/--no-workloads", "include_workloads", default=None, help="Include pods, and what creates pods."
+)
 @WAIT_OPTION
 @TIMEOUT_OPTION
 @RESULT_OUTPUT
@@ -133,7 +136,9 @@ async def snapshots(client: "ServiceClient", name: str | None, namespace: str, o
 )
 @click.option("--new-name", help="Name of a new virtual cluster with the objects. NAME does not change then.")
 @click.option("--new-namespace", help="Namespace of the new virtual cluster. [default: that of NAME]")
-@click.option("--restore-workloads", is_flag=True, help="Restore the workloads of the snapshot, too.")
+@click.option(
+    "--workloads/--no-workloads", "restore_workloads", default=None, help="Restore pods, too, and what creates pods."
+)
 @WAIT_OPTION
 @TIMEOUT_OPTION
 @RESULT_OUTPUT

@@ -32,7 +32,17 @@ from tapestry.apiserver.storage.sqlite_log import (
     upsert_statement,
     write_lock,
 )
-from tapestry.kube.resources import PODS
+from tapestry.kube.resources import (
+    CONTROLLER_REVISIONS,
+    CRON_JOBS,
+    DAEMON_SETS,
+    DEPLOYMENTS,
+    JOBS,
+    PODS,
+    REPLICA_SETS,
+    REPLICATION_CONTROLLERS,
+    STATEFUL_SETS,
+)
 from tapestry.planes.copy_rules import (
     MARKED_RESOURCES,
     Elsewhere,
@@ -48,6 +58,14 @@ from tapestry.process.tasks import first_error
 
 REVISION_GAP = 1000
 """Added to the revision of a restored plane, so that a watch from before the restore gets 410 and lists again."""
+WORKLOADS = frozenset(
+    each.name
+    for each in (
+        *(PODS, REPLICATION_CONTROLLERS, REPLICA_SETS, DEPLOYMENTS, STATEFUL_SETS, DAEMON_SETS),
+        *(CONTROLLER_REVISIONS, JOBS, CRON_JOBS),
+    )
+)
+"""Pods, and the kinds whose objects create pods."""
 HASHED_BYTES = 1 << 20
 FREE_SPACE_FACTOR, MIN_FREE_BYTES = 3, 64 << 20
 """A snapshot needs free disk space for its database, its archive and as much again."""
@@ -72,8 +90,10 @@ class Restored(NamedTuple):
     objects: int
 
 
-async def snapshot_plane(source: CopySource, size: int, file: Path) -> SnapshotFile:
+async def snapshot_plane(source: CopySource, size: int, file: Path, *, with_workloads: bool = True) -> SnapshotFile:
     """Write a snapshot of a plane with about `size` bytes of objects. The file appears when it is complete.
+
+    Without workloads, it has no pods, and nothing that creates pods.
 
     Raises NotEnoughSpace, StorageError and OSError.
     """
@@ -81,7 +101,7 @@ async def snapshot_plane(source: CopySource, size: int, file: Path) -> SnapshotF
 
     def write(snapshot: Snapshot, target: Path) -> int:
         revision, entries = snapshot
-        objects = Counted(entries)
+        objects = Counted(entries if with_workloads else without_workloads(entries))
         write_all_objects((revision, objects), target)
         written.append(SnapshotFile(revision, objects.count, target.stat().st_size, file_hash(target)))
         return revision
@@ -92,6 +112,10 @@ async def snapshot_plane(source: CopySource, size: int, file: Path) -> SnapshotF
         raise NotEnoughSpace(f"a snapshot needs {needed} bytes of free disk space, and there are {free}")
     await copy_source(source, file, write)
     return written[0]
+
+
+def without_workloads(entries: Iterable[Entry]) -> Iterator[Entry]:
+    return (each for each in entries if each.key.resource not in WORKLOADS)
 
 
 class Counted:
@@ -114,7 +138,16 @@ def file_hash(file: Path) -> str:
     return digest.hexdigest()
 
 
-def restore_plane(folder: Path, file: Path, *, objects: int, is_new: bool, in_memory: bool, after: int = 0) -> Restored:
+def restore_plane(
+    folder: Path,
+    file: Path,
+    *,
+    objects: int,
+    is_new: bool,
+    in_memory: bool,
+    after: int = 0,
+    with_workloads: bool = True,
+) -> Restored:
     """Replace the objects of a closed plane with those of a snapshot, completely or not at all.
 
     `objects` is the number of objects in the file. A new plane gets an identity of its own, and nothing that proves
@@ -126,6 +159,7 @@ def restore_plane(folder: Path, file: Path, *, objects: int, is_new: bool, in_me
     with temporary_folder(folder.parent) as temporary:
         revision, entries = checked_snapshot(file, temporary / "copy", objects, is_new=is_new)
         start = max(revision, after) + REVISION_GAP
+        entries = entries if with_workloads else without_workloads(entries)
         if in_memory:
             return prepare_memory(folder, temporary, start, entries)
         return replace_objects(folder, start, entries)

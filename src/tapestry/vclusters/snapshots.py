@@ -53,12 +53,12 @@ class SnapshotFiles:
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.tar"
 
-    async def write(self, plane: Object, name: str) -> SnapshotFile:
+    async def write(self, plane: Object, name: str, *, with_workloads: bool) -> SnapshotFile:
         """Write all objects of a plane at one revision. Raises NotRestorable, NotEnoughSpace and StorageError."""
         source = await self._source(plane)
         store = source.open_store
         size = store.object_bytes if store is not None else value_at(plane, "status", "bytes", default=0)
-        return await snapshot_plane(source, size, self.path(name))
+        return await snapshot_plane(source, size, self.path(name), with_workloads=with_workloads)
 
     async def check(self, name: str, size: int, sha256: str) -> None:
         """Raise NotRestorable unless a file is complete."""
@@ -68,7 +68,9 @@ class SnapshotFiles:
         if path.stat().st_size != size or await asyncio.to_thread(file_hash, path) != sha256:
             raise NotRestorable("the file of the snapshot is not what was written")
 
-    async def restore(self, plane: Object, name: str, objects: int, after: int, *, is_new: bool) -> Restored:
+    async def restore(
+        self, plane: Object, name: str, objects: int, after: int, *, is_new: bool, with_workloads: bool
+    ) -> Restored:
         """Replace the objects of a plane that is closed. Raises StorageError while it is open, and NotRestorable."""
         self.check_is_here(plane)
         id, backend = plane_id(plane), backend_of(plane)
@@ -81,7 +83,8 @@ class SnapshotFiles:
             raise StorageError(f"plane {name_of(plane)} is not closed yet")
         folder = Path(config.file_rootpath)
         restore = partial(restore_plane, folder, self.path(name), objects=objects, after=after)
-        return await asyncio.to_thread(restore, is_new=is_new, in_memory=backend == "memory")
+        in_memory = backend == "memory"
+        return await asyncio.to_thread(restore, is_new=is_new, in_memory=in_memory, with_workloads=with_workloads)
 
     def check_is_here(self, plane: Object) -> None:
         """Raise NotRestorable unless this process can restore a plane."""

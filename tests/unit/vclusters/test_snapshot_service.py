@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tapestry.apis.projects import QUOTAS
@@ -12,6 +13,7 @@ from tapestry.kube.objects import Object, value_at
 from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.errors import Code
 from tapestry.vclusters.rest_routes import RPCS
+from tapestry.vclusters.service import arguments_of
 
 from .service_world import ROOT, ServiceWorld, service_world
 
@@ -56,3 +58,15 @@ async def test_quota_limits_snapshots_and_their_bytes(world: ServiceWorld) -> No
 def used_of(quota: Object | None) -> dict[str, str]:
     used: dict[str, str] = value_at(quota, "status", "used", default={})
     return used
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        (api.SnapshotVClusterRequest(name="v"), {}),
+        (api.SnapshotVClusterRequest(name="v", include_workloads=False), {"includeWorkloads": False}),
+        (api.RestoreVClusterRequest(name="v", restore_workloads=False), {"restoreWorkloads": False}),
+    ],
+)
+def test_false_differs_from_what_is_not_set(message: Message, arguments: Object) -> None:
+    assert arguments_of(message) == arguments

@@ -46,7 +46,8 @@ class SnapshotSteps:
         if value_at(snapshot, "status", "phase") != "Ready":
             if value_at(snapshot, "status", "phase") is None:
                 snapshot = await self._set_status(snapshot, {"phase": "Creating"})
-            written = await self._write(plane, uid_of(snapshot))
+            with_workloads = journal.arguments.get("includeWorkloads", True)
+            written = await self._write(plane, uid_of(snapshot), with_workloads=with_workloads)
             snapshot = await self._complete(snapshot, self._ready_status(uid_of(snapshot), written))
         return {"snapshot": name_of(snapshot), "lastSnapshot": snapshot_info(snapshot)}
 
@@ -97,9 +98,9 @@ class SnapshotSteps:
                 raise
             raise StepFailed(rejected.reason, rejected.message, rejected.code.name) from error
 
-    async def _write(self, plane: Object, name: str) -> SnapshotFile:
+    async def _write(self, plane: Object, name: str, *, with_workloads: bool) -> SnapshotFile:
         try:
-            return await self.files.write(plane, name)
+            return await self.files.write(plane, name, with_workloads=with_workloads)
         except NotEnoughSpace as error:
             raise StepFailed("NO_DISK_SPACE", str(error), "RESOURCE_EXHAUSTED") from error
         except NotRestorable as error:
@@ -140,18 +141,18 @@ class SnapshotSteps:
 
     async def safety_copy(self, vcluster: Object, plane: Object) -> Results:
         """Copy what is there before it is replaced."""
-        written = await self._write(plane, safety_name(vcluster))
+        written = await self._write(plane, safety_name(vcluster), with_workloads=True)
         return {"safetyObjects": str(written.objects), "safetyRevision": str(written.revision)}
 
     async def restore(self, plane: Object, journal: Journal) -> Results:
         """Replace the objects of the closed plane. The counts of objects are checked with it."""
-        data = journal.data
-        return await self._restore(plane, data["snapshotUid"], data["objects"], journal, is_new=is_new_cluster(journal))
+        uid, objects = journal.data["snapshotUid"], int(journal.data["objects"])
+        return await self._restore(plane, uid, objects, journal, is_undo=False)
 
     async def undo_restore(self, vcluster: Object, plane: Object, journal: Journal) -> None:
         """Return to the safety copy."""
         if objects := journal.data.get("safetyObjects"):
-            await self._restore(plane, safety_name(vcluster), objects, journal, is_new=False)
+            await self._restore(plane, safety_name(vcluster), int(objects), journal, is_undo=True)
 
     def delete_safety_copy(self, vcluster: Object) -> None:
         self.files.delete(safety_name(vcluster))
@@ -166,10 +167,14 @@ class SnapshotSteps:
                 return each
         raise StepFailed("SNAPSHOT_NOT_FOUND", f"there is no snapshot {name}", "NOT_FOUND")
 
-    async def _restore(self, plane: Object, name: str, objects: str, journal: Journal, *, is_new: bool) -> Results:
+    async def _restore(self, plane: Object, name: str, objects: int, journal: Journal, *, is_undo: bool) -> Results:
         after = int(journal.data.get("safetyRevision", 0))
+        is_new = is_new_cluster(journal) and not is_undo
+        with_workloads = is_undo or journal.arguments.get("restoreWorkloads", True)
         try:
-            restored = await self.files.restore(plane, name, int(objects), after, is_new=is_new)
+            restored = await self.files.restore(
+                plane, name, objects, after, is_new=is_new, with_workloads=with_workloads
+            )
         except NotRestorable as error:
             raise StepFailed("SNAPSHOT_NOT_RESTORABLE", str(error)) from error
         return {"restoredObjects": str(restored.objects), "restoredRevision": str(restored.revision)}

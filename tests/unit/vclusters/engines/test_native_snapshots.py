@@ -14,13 +14,13 @@ from tapestry.apis.vclusters import VCLUSTERS, Journal, Phase, Verb
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
 from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
-from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES
+from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES
 from tapestry.kube.times import parse_time
 from tapestry.vclusters.app import run_vclusters
 from tapestry.vclusters.engines.native import NativeEngine
 from tapestry.vclusters.plans import Step
 
-from ...tenants.running_tenants import TIMEOUT, bare_world, host_world, run_pod, wait_for_pod
+from ...tenants.running_tenants import TIMEOUT, bare_world, host_world, pod_named, run_pod, wait_for_pod
 from .running_vclusters import NAMED, Service
 
 MEMORY = {"storage": {"enablePersistence": False}}
@@ -216,6 +216,20 @@ async def test_suspended_memory_has_its_objects_and_snapshots(alone: Service) ->
     await alone.request(Verb.RESTORE, Phase.SUSPENDED, snapshotId=name_of(made))
     await alone.request(Verb.RESUME, Phase.RUNNING)
     assert await own_configmaps(await alone.client()) == {"a": "1"}
+
+
+async def test_workloads_may_be_left_out(alone: Service) -> None:
+    await alone.create(**MEMORY)
+    client, metadata = await alone.client(), {"name": "work", "labels": {"app": "work"}}
+    await client.create(PODS, {**pod_named("work"), "metadata": {**metadata, "namespace": "default"}})
+    await put(client, "a", "1")
+    every, without = await snapshot(alone), await snapshot(alone, includeWorkloads=False)
+    assert without["status"]["objectCount"] == every["status"]["objectCount"] - 1
+    for made, arguments, pods in ((every, {}, 1), (without, {}, 0), (every, {"restoreWorkloads": False}, 0)):
+        await alone.request(Verb.RESTORE, Phase.RUNNING, snapshotId=name_of(made), **arguments)
+        client = await alone.client()
+        assert len(await client.list(PODS)) == pods
+        assert await own_configmaps(client) == {"a": "1"}
 
 
 async def test_pods_start_again_after_a_restore(hosted: Service) -> None:
