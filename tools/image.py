@@ -128,6 +128,8 @@ LEFT_OUT_WHEEL_FILES = (
     *(
         f"google/{name}/*" for name in ("api", "cloud", "gapic", "logging", "longrunning", "type")
     ),  # only google/rpc is used
+    *("grpc/beta/*", "grpc/framework/*"),  # interfaces of earlier versions, which the others do not use
+    "opentelemetry/semconv/_incubating/*/[a-np-z]*",  # names of other systems; the SDK imports those of otel
     "pygments/*",  # rich imports it only to highlight source code
 )
 
