@@ -3,11 +3,15 @@
 import asyncio
 import socket
 import ssl
+from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 POLL_SECONDS = 0.01
 """Seconds between two looks at a message that has not arrived completely."""
 MAX_BYTES = 1 << 14
 """Size of the longest message that is looked at. Those of browsers have 2 KiB."""
+FOUND_NAMES: WeakKeyDictionary[ssl.SSLObject, str] = WeakKeyDictionary()
+"""Server names by the objects that have read them."""
 
 
 async def peek_server_name(client: socket.socket) -> str:
@@ -31,20 +35,26 @@ async def peek_server_name(client: socket.socket) -> str:
 
 def server_name(hello: bytes) -> str | None:
     """Return the server name in the first message of a client; None if the message is not complete."""
-    found: list[str] = []
-
-    def select(_: ssl.SSLObject, name: str | None, __: ssl.SSLContext) -> int:
-        found.append(name or "")
-        return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME  # ends the handshake of OpenSSL, which was only the parser
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.sni_callback = select
     received = ssl.MemoryBIO()
     received.write(hello)
+    parser = parser_context().wrap_bio(received, ssl.MemoryBIO(), server_side=True)
     try:
-        context.wrap_bio(received, ssl.MemoryBIO(), server_side=True).do_handshake()
+        parser.do_handshake()
     except ssl.SSLWantReadError:
         return None
     except ssl.SSLError:
-        return found[0] if found else ""
+        return FOUND_NAMES.get(parser, "")
     return ""
+
+
+@lru_cache(maxsize=1)
+def parser_context() -> ssl.SSLContext:
+    """Return a context that ends each handshake when it has read the server name. To build one takes 0.5 ms."""
+
+    def end(parser: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> int:
+        FOUND_NAMES[parser] = name or ""
+        return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sni_callback = end
+    return context

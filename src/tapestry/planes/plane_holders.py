@@ -20,7 +20,7 @@ from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.core.private_files import KEYS_FOLDER
 from tapestry.apiserver.serving.http_connection import Exchange
 from tapestry.kube.crds import HttpRoute
-from tapestry.kube.errors import error_from_body
+from tapestry.kube.errors import Unavailable, error_from_body
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.schemas import to_unstructured
 from tapestry.planes.endpoints import Endpoints
@@ -99,12 +99,18 @@ class PlaneHolders:
         return str(document["clusters"][0]["cluster"]["server"])
 
     async def forward_by_path(self, exchange: Exchange, id: str) -> bool:
-        """Pass a request that names its plane by its path to the process of the plane. Return whether it has one."""
+        """Pass a request that names its plane by its path to the process of the plane. Return whether it answers.
+
+        The caller treats other requests as those for an unknown plane, since they are not authenticated here.
+        """
         if not self.own_processes.is_running(id):
             return False
         authority = CertificateAuthority(self.own_processes.folder(id) / KEYS_FOLDER)
-        target = ForwardTarget(f"{self._own_url(id)}/planes/{id}", authority.certificate_pem())
-        await self.forwarder.forward(exchange, target)
+        try:
+            target = ForwardTarget(f"{self._own_url(id)}/planes/{id}", authority.certificate_pem())
+            await self.forwarder.forward(exchange, target)
+        except Unavailable:
+            return False
         return True
 
     async def target(self, plane: Object, user: str, groups: tuple[str, ...], now: datetime) -> ForwardTarget:
