@@ -88,6 +88,15 @@ async def test_each_process_serves_all_vclusters(kube_assets: Path, tmp_path: Pa
             async with member.service.http.get(f"{member.service.base}{BLUE}") as response:
                 assert response.headers["RateLimit-Limit"] == "50"
 
+        holder = (await plane_of(a.management, "blue"))["status"]["holder"]
+        (other,) = members.keys() - {holder}
+        members[holder].process.kill()
+        url = f"{members[other].service.base}/v1/vclusters/{blue['id']}/k8s/api"
+        async with members[other].service.http.get(url) as response:
+            assert response.status == 503
+            assert f"the process {holder} holds the plane and does not answer" in await response.text()
+        await members[holder].restart()
+
 
 @pytest.mark.timeout(240)
 async def test_vcluster_moves_to_its_own_process_and_back(kube_assets: Path, tmp_path: Path) -> None:

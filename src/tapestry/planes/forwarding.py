@@ -35,6 +35,8 @@ class ForwardTarget:
     """Name in the TLS handshake; empty if it is the host of the URL."""
     token: str = ""
     """Token instead of the credentials of the request; empty if these are for the plane."""
+    holder: str = ""
+    """Name of the process."""
 
     def access(self) -> Access:
         """Return the access of a client with the token."""
@@ -88,7 +90,7 @@ class Forwarder:
                 await send_response(exchange, response)
         except (aiohttp.ClientError, OSError) as error:
             if not exchange.is_response_started:
-                raise not_reached(error) from error
+                raise not_reached(target.holder, error) from error
             exchange.abort()
 
     async def _forward_upgrade(self, exchange: Exchange, target: ForwardTarget, headers: list[tuple[str, str]]) -> None:
@@ -111,9 +113,9 @@ def no_check(_: str) -> None:
     """Allow every address: a plane cannot choose that of its process."""
 
 
-def not_reached(error: Exception) -> Unavailable:
+def not_reached(holder: str, error: Exception) -> Unavailable:
     why = str(error) or type(error).__name__
-    return Unavailable(503, "ServiceUnavailable", f"the process that holds the plane does not answer: {why}")
+    return Unavailable(503, "ServiceUnavailable", f"the process {holder} holds the plane and does not answer: {why}")
 
 
 async def body_of(exchange: Exchange) -> AsyncIterator[bytes]:

@@ -72,7 +72,7 @@ class PlaneHolders:
             ) as response:
                 body = await response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise not_reached(error) from error
+            raise not_reached(value_at(plane, "status", "holder", default=""), error) from error
         if response.status >= 300:
             raise error_from_body(response.status, body)
         return body
@@ -130,4 +130,6 @@ class PlaneHolders:
         document = yaml.safe_load(msgspec.json.decode(body, type=KubeconfigResult).kubeconfig)
         cluster, token = document["clusters"][0]["cluster"], document["users"][0]["user"]["token"]
         authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-        return ForwardTarget(cluster["server"], authority, cluster.get("tls-server-name", ""), token)
+        return ForwardTarget(
+            cluster["server"], authority, cluster.get("tls-server-name", ""), token, plane["status"]["holder"]
+        )
