@@ -4,9 +4,10 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -135,3 +136,22 @@ async def test_clients_continue_while_a_plane_changes_its_process(kube_assets: P
             while await asyncio.to_thread(pids_of, world.id):
                 pass
     assert pids_of(world.id) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_moves_survive_kills(kube_assets: Path, tmp_path: Path) -> None:
+    """Kill the parent or the process of the plane at some point of each move."""
+    random = Random(1)
+    async with setting(kube_assets, tmp_path) as world:
+        for turn in range(12):
+            own = turn % 2 == 0
+            await world.management.patch(PLANES, object_named("p"), {"spec": {"ownProcess": own}})
+            await asyncio.sleep(random.uniform(0, 4))
+            if random.random() < 0.5:
+                await asyncio.to_thread(world.process.restart)
+            for pid in pids_of(world.id):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await world.move(own=own)
+            await world.write(f"turn-{turn}")
