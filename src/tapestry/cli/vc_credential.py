@@ -127,7 +127,7 @@ def credential(name: str, namespace: str | None, server: str | None, config: Pat
     async def renew(client: "ServiceClient") -> None:
         issued, issuer = await issued_credential(client, place, name)
         if cluster is not None and issuer != cluster:
-            message = f"{place}/{name} is another cluster now; run `tapestry vc connect {name} -n {place}`"
+            message = f"{place}/{name} has moved or is another cluster; run `tapestry vc connect {name} -n {place}`"
             raise click.ClickException(message)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(file, msgspec.json.encode(issued))

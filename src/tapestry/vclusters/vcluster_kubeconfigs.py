@@ -80,28 +80,24 @@ class VClusterKubeconfigs:
         access = self._access_of(vcluster, caller)
         await self._bind(access)
         user = access.user
-        if not self.planes.has(access.plane_id):
+        if self.planes.has(access.plane_id):
+            token, text = await self.keys.issue_token(access.plane_id, user.name, user.groups, lifetime)
+            endpoint, expires = self.endpoints.endpoint(access.plane_id), token.expires
+        else:
             expires = self.keys.now() + lifetime
             target = await self.holders.new_target(access.plane, user.name, user.groups, lifetime)
-            endpoint = PlaneEndpoint(target.url, target.ca_pem, target.server_name)
-            document = plane_kubeconfig(name_of(vcluster), endpoint, {"token": target.token})
-            return Kubeconfig(yaml.safe_dump(document, sort_keys=False), endpoint.server, expires)
-        token, text = await self.keys.issue_token(access.plane_id, user.name, user.groups, lifetime)
-        return self._kubeconfig(vcluster, access, {"token": text}, token.expires)
+            endpoint, text = endpoint_of(target), target.token
+        return kubeconfig(vcluster, endpoint, {"token": text}, expires)
 
-    def with_plugin(self, vcluster: Object, caller: Caller) -> Kubeconfig:
-        """Return a kubeconfig without a credential, whose user runs `tapestry vc credential`. Raises ServiceError."""
+    async def with_plugin(self, vcluster: Object, caller: Caller) -> Kubeconfig:
+        """Return a kubeconfig without a credential, whose user runs `tapestry vc credential`. Raises like `issue`."""
         access = self._access_of(vcluster, caller)
-        return self._kubeconfig(vcluster, access, {"exec": plugin_of(vcluster)}, None)
-
-    def _kubeconfig(
-        self, vcluster: Object, access: Access, user: Mapping[str, object], expires: datetime | None
-    ) -> Kubeconfig:
-        endpoint = self.endpoints.endpoint(access.plane_id)
-        if url := ingress_url(vcluster["spec"]):
-            endpoint = replace(endpoint, server=url, tls_server_name="")
-        document = plane_kubeconfig(name_of(vcluster), endpoint, user)
-        return Kubeconfig(yaml.safe_dump(document, sort_keys=False), endpoint.server, expires)
+        if self.planes.has(access.plane_id):
+            endpoint = self.endpoints.endpoint(access.plane_id)
+        else:
+            user = access.user
+            endpoint = endpoint_of(await self.holders.target(access.plane, user.name, user.groups, self.keys.now()))
+        return kubeconfig(vcluster, endpoint, {"exec": plugin_of(vcluster)}, None)
 
     def with_id(self, id: str) -> Object | None:
         return self.objects.with_uid(VCLUSTERS, id)
@@ -149,6 +145,20 @@ class VClusterKubeconfigs:
         target = await self.holders.target(access.plane, APISERVER_USER.name, (MASTERS_GROUP,), self.keys.now())
         async with Client(HttpTransport(target.access())) as client:
             await bind_role(client, access.role)
+
+
+def endpoint_of(target: ForwardTarget) -> PlaneEndpoint:
+    return PlaneEndpoint(target.url, target.ca_pem, target.server_name)
+
+
+def kubeconfig(
+    vcluster: Object, endpoint: PlaneEndpoint, user: Mapping[str, object], expires: datetime | None
+) -> Kubeconfig:
+    """Return a kubeconfig with this user. The address is that of the Ingress, if the virtual cluster has one."""
+    if url := ingress_url(vcluster["spec"]):
+        endpoint = replace(endpoint, server=url, tls_server_name="")
+    document = plane_kubeconfig(name_of(vcluster), endpoint, user)
+    return Kubeconfig(yaml.safe_dump(document, sort_keys=False), endpoint.server, expires)
 
 
 async def bind_role(client: Client, role: str) -> None:

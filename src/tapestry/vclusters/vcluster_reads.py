@@ -172,9 +172,9 @@ class VClusterReads:
         phase = value_at(vcluster, "status", "phase") or Phase.PENDING
         if phase in (Phase.PENDING, Phase.SUSPENDED, Phase.DELETING):
             raise phase_not_allowed(name_of(vcluster), "GetKubeconfig", Phase(phase), [Phase.RUNNING])
-        if hours is None:
-            return self.kubeconfigs.with_plugin(vcluster, call.caller)
         with reported("VCluster", name_of(vcluster)):
+            if hours is None:
+                return await self.kubeconfigs.with_plugin(vcluster, call.caller)
             return await self.kubeconfigs.issue(vcluster, call.caller, timedelta(hours=hours))
 
 

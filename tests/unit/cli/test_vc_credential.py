@@ -56,7 +56,7 @@ async def test_credential_of_another_cluster_is_not_printed(
 ) -> None:
     monkeypatch.setenv(EXEC_INFO, exec_info("https://127.0.0.1:2"))
     await commands.output("vc", "create", "blue")
-    assert "shop/blue is another cluster now" in await commands.error("vc", "credential", "blue")
+    assert "shop/blue has moved or is another cluster" in await commands.error("vc", "credential", "blue")
     monkeypatch.setenv(EXEC_INFO, "{")
     assert "is not an ExecCredential" in await commands.error("vc", "credential", "blue")
 

@@ -1,14 +1,17 @@
 """The API of a virtual cluster through the service: real requests by REST to a plane in the same process."""
 
 import asyncio
+import base64
 import io
 import json
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp.test_utils import make_mocked_request
 from yarl import URL
 
@@ -18,8 +21,12 @@ from tapestry.apiserver.serving.active_requests import RequestKind
 from tapestry.apiserver.serving.http_handler import HttpHandler
 from tapestry.kube.objects import Object, object_named
 from tapestry.planes.app import client_of
-from tapestry.planes.plane_set import PlaneState
+from tapestry.planes.plane_holders import PlaneHolders
+from tapestry.planes.plane_set import PlaneSet, PlaneState
 from tapestry.streams.upgrade import Headers, UpgradeResponse, dial, request_upgrade
+from tapestry.vclusters import serving
+from tapestry.vclusters.stored_objects import StoredObjects
+from tapestry.vclusters.vcluster_kubeconfigs import VClusterKubeconfigs
 from tapestry.vclusters.vcluster_proxy import ProxiedExchange, ProxiedPath, proxied_path
 
 from ..apiserver.core.test_host_access import Syncer
@@ -146,9 +153,9 @@ EXEC = "/api/v1/namespaces/default/pods/web/exec?command=sh&stdin=1&stdout=1"
 TOKEN_PROTOCOL = "base64url.bearer.authorization.k8s.io.c2VjcmV0"
 
 
-@pytest.fixture
-async def syncer(world: ProxyWorld) -> AsyncIterator[Syncer]:
-    """The syncer of a host cluster, which echoes what is sent to the pod `web` of the virtual cluster."""
+@asynccontextmanager
+async def echoing_pod(world: ProxyWorld) -> AsyncIterator[Syncer]:
+    """Run the syncer of a host cluster, which echoes what is sent to the pod `web` of the virtual cluster."""
     entry, syncer = await world.plane(), Syncer()
     assert entry.plane is not None
     server = entry.plane.opened.server
@@ -157,6 +164,12 @@ async def syncer(world: ProxyWorld) -> AsyncIterator[Syncer]:
     assert (await world.call("POST", PODS, json={"kind": "Pod", "apiVersion": "v1", **pod}))[0] == 201
     with server.host_access.served_by(syncer):
         yield syncer
+
+
+@pytest.fixture
+async def syncer(world: ProxyWorld) -> AsyncIterator[Syncer]:
+    async with echoing_pod(world) as found:
+        yield found
 
 
 async def upgraded(world: ProxyWorld, user: str, headers: Headers, **more: str) -> UpgradeResponse:
@@ -196,6 +209,42 @@ async def test_exec_is_connected_to_the_plane(world: ProxyWorld, syncer: Syncer,
     assert (ended["stage"], ended.get("code"), ended["principal"]) == ("completed", None, "eve")
     assert len(handler.active_requests) == 0
     assert handler.connection_limiter.authenticated == 0
+
+
+class NoPlanes:
+    """The planes of a process that holds none."""
+
+    def has(self, _: str) -> bool:
+        return False
+
+
+async def test_exec_reaches_the_process_that_holds_the_plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kubeconfigs(objects: StoredObjects, _: PlaneSet, *others: Any) -> VClusterKubeconfigs:
+        return VClusterKubeconfigs(objects, NoPlanes(), *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(serving, "VClusterKubeconfigs", kubeconfigs)
+    monkeypatch.setattr(PlaneHolders, "_management_url", lambda self, _: self.endpoints.base_url)
+    async with proxy_world(tmp_path) as world, echoing_pod(world) as syncer:
+        for headers in (SPDY_HEADERS, websocket_headers(TOKEN_PROTOCOL, V4)):
+            response = await upgraded(world, "eve", headers, **{"Impersonate-User": "root"})
+            assert response.connection is not None
+            await response.connection.write(b"echo")
+            assert await response.connection.read() == b"echo"
+            await response.connection.close()
+            await syncer.connection.is_aborted.wait()
+            syncer.connection = type(syncer.connection)()
+        assert {call[3] for call in syncer.calls} == {"eve"}
+        assert world.process.holders._targets  # so the requests came by its listener
+        assert (await upgraded(world, "olga", SPDY_HEADERS)).status == 403
+        issued = [await issued_kubeconfig(world, format) for format in ("token", "exec")]
+        assert issued[0]["clusters"] == issued[1]["clusters"]
+        assert [each["users"][0]["user"].keys() for each in issued] == [{"token"}, {"exec"}]
+
+
+async def issued_kubeconfig(world: ProxyWorld, format: str) -> Any:
+    url = f"{world.base.partition('/v1/')[0]}/v1/namespaces/default/vclusters/blue:generateKubeconfig"
+    async with world.http.post(url, headers=world.headers("eve"), json={"format": format}) as response:
+        return yaml.safe_load(base64.b64decode((await response.json())["kubeconfig"]))
 
 
 async def test_plane_decides_who_may_exec(world: ProxyWorld, syncer: Syncer) -> None:
