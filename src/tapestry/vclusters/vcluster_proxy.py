@@ -39,6 +39,8 @@ UPGRADE_HEADERS = (
 """Headers that planes get, too, of a request that upgrades its connection."""
 WEBSOCKET_TOKEN = "base64url.bearer.authorization.k8s.io."
 """Start of a WebSocket subprotocol that is a credential."""
+HTTP2 = "h2c"
+"""Upgrade that clients offer with any request, and that is declined."""
 SET_COOKIE = "set-cookie"
 RESPONSE_HEADERS = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff"}
 """A pod may answer a browser with a web page, which must not act in the origin of the service."""
@@ -166,7 +168,8 @@ class UpgradedResponse(web.StreamResponse):
 def is_upgrade(request: web.BaseRequest) -> bool:
     """Return whether the client requests that its connection becomes another protocol than HTTP."""
     connection = ",".join(request.headers.getall(hdrs.CONNECTION, ())).lower()
-    return "upgrade" in map(str.strip, connection.split(",")) and hdrs.UPGRADE in request.headers
+    protocol = request.headers.get(hdrs.UPGRADE, "").lower()
+    return "upgrade" in map(str.strip, connection.split(",")) and protocol not in ("", HTTP2)
 
 
 def header_pairs(request: web.Request, names: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ from tapestry.streams.upgrade import Headers, UpgradeResponse, dial, request_upg
 from tapestry.vclusters import serving
 from tapestry.vclusters.stored_objects import StoredObjects
 from tapestry.vclusters.vcluster_kubeconfigs import VClusterKubeconfigs
-from tapestry.vclusters.vcluster_proxy import ProxiedExchange, ProxiedPath, proxied_path
+from tapestry.vclusters.vcluster_proxy import ProxiedExchange, ProxiedPath, is_upgrade, proxied_path
 
 from ..apiserver.core.test_host_access import Syncer
 from ..apiserver.kubelets import SPDY, V4, websocket_headers
@@ -296,3 +296,18 @@ def test_planes_get_no_credentials() -> None:
     exchange = ProxiedExchange(request, ProxiedPath("", "u", "/"))
     assert exchange.headers.keys() == {"accept", "connection", "upgrade", "sec-websocket-protocol"}
     assert exchange.headers["sec-websocket-protocol"] == V4
+
+
+@pytest.mark.parametrize(
+    ("connection", "protocol", "expected"),
+    [
+        ("Upgrade", "websocket", True),
+        ("keep-alive, upgrade", "SPDY/3.1", True),
+        ("Upgrade, HTTP2-Settings", "h2c", False),
+        ("keep-alive", "websocket", False),
+        ("Upgrade", "", False),
+    ],
+)
+def test_upgrades_are_recognized(connection: str, protocol: str, expected: bool) -> None:
+    headers = {"Connection": connection, **({"Upgrade": protocol} if protocol else {})}
+    assert is_upgrade(make_mocked_request("GET", "/", headers=headers)) is expected
