@@ -34,6 +34,8 @@ from tapestry.process.tasks import first_error
 
 STATUS_INTERVAL = 60.0
 """Seconds between two updates of the sizes in the status of an open plane."""
+CERTIFICATES_INTERVAL = 86_400.0
+"""Seconds between two updates of the condition CertificatesExpiring of a plane that is not open."""
 OBSTACLE_SECONDS = 2.0
 """Seconds between two checks whether a deleted plane still has to stay."""
 DELETING, RELEASED = "Deleting", "Released"
@@ -159,7 +161,7 @@ class PlaneReconciler:
             return Result(requeue_after=OBSTACLE_SECONDS)
         if entry.state is PlaneState.FAILED:
             raise PlaneFailed(f"plane {name_of(plane)} cannot open: {entry.message}")
-        return Result(requeue_after=STATUS_INTERVAL) if entry.state is PlaneState.OPEN else None
+        return Result(requeue_after=STATUS_INTERVAL if entry.state is PlaneState.OPEN else CERTIFICATES_INTERVAL)
 
     def _server_config(self, id: str, spec: PlaneSpec, spec_error: ValueError | None) -> ApiServerConfig:
         """Return the configuration of a plane. One that is suspended needs only the storage."""
