@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
+
+import pytest
 
 from tapestry.apis.planes import PLANES, plane_id
 from tapestry.client.client import Client
@@ -12,8 +15,11 @@ from tapestry.client.watch import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.testing import InProcessApi, Scenario, in_virtual_time, perturb, running_clock
+from tapestry.kube.conditions import is_condition_true, new_condition
 from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import EVENTS, LEASES
+from tapestry.planes import plane_controller
+from tapestry.planes.plane_certificates import CERTIFICATES_EXPIRING
 from tapestry.planes.plane_controller import STATUS_INTERVAL
 from tapestry.planes.plane_set import PlaneState
 from tapestry.planes.processes import Processes, process_lease
@@ -327,3 +333,20 @@ async def test_record_that_is_created_again_is_another_plane() -> None:
         await wait_for_phase(client, "Open")
         assert plane_id(first) != plane_id(second)
         assert [each.id for each in planes] == [plane_id(second)]
+
+
+@in_virtual_time
+async def test_certificates_of_suspended_planes_are_checked_daily(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = running_clock().now()
+
+    def condition(_: object, now: datetime) -> Object:
+        is_expiring = now - start > timedelta(hours=12)
+        return new_condition(CERTIFICATES_EXPIRING, is_expiring, "ExpiresSoon" if is_expiring else "Valid", "")
+
+    monkeypatch.setattr(plane_controller, "certificates_expiring", condition)
+    async with running_process() as (client, _):
+        await client.create(PLANES, object_named("p") | {"spec": {"state": "Suspended"}})
+        suspended = await wait_for_phase(client, "Suspended")
+        assert not is_condition_true(suspended, CERTIFICATES_EXPIRING)
+        expiring = lambda plane: is_condition_true(plane or {}, CERTIFICATES_EXPIRING)  # noqa: E731
+        assert await wait_for(client, PLANES, "p", until=expiring, timeout=25 * AN_HOUR)
