@@ -115,11 +115,16 @@ async def send_rpc(world: Clients, path: str, content: bytes) -> grpc.StatusCode
     return grpc.StatusCode.OK
 
 
+async def prepare(world: Clients) -> None:
+    """Limit what random requests create, and use the project, so that none of them deletes it."""
+    await world.rest("PATCH", "/v1/projects/default/quota", json={"limits": {"vclusters": "4"}})
+    await world.rest("POST", COLLECTION, json={"name": "green", "waitForReady": True})
+
+
 async def check_malformed_requests(world: Clients, count: int, seed: int) -> Counter[object]:
     """Send so many requests, of which most are malformed, and return how often each code was the answer."""
     random = Random(seed)
     context = ssl.create_default_context(cafile=str(world.process.folder / "pki" / "ca.crt"))
-    await world.rest("PATCH", "/v1/projects/default/quota", json={"limits": {"vclusters": "3"}})
     numbers = iter(range(count))
     wrong: list[tuple[object, bytes]] = []
     answers: Counter[object] = Counter()
@@ -155,6 +160,7 @@ async def check_malformed_requests(world: Clients, count: int, seed: int) -> Cou
 @pytest.mark.timeout(120)
 async def test_malformed_requests(tmp_path: Path) -> None:
     async with service(tmp_path, UnlimitedPlanesProcess) as world:
+        await prepare(world)
         await check_malformed_requests(world, 5000, seed=20)
 
 
@@ -164,6 +170,7 @@ async def test_hundred_thousand_malformed_requests(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     async with service(tmp_path, UnlimitedPlanesProcess) as world:
+        await prepare(world)
         await check_malformed_requests(world, 5000, seed=1)
         before = rss_megabytes(world.process.pid)
         answers = await check_malformed_requests(world, 95_000, seed=2)
