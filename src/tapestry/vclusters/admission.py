@@ -14,7 +14,7 @@ import msgspec
 from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.apis.keys import PREFIX, VCLUSTER_FINALIZER
 from tapestry.apis.projects import PROJECTS
-from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
+from tapestry.apis.vclusters import VCLUSTER, VCLUSTERS, Phase, Verb
 from tapestry.apiserver.core.requests import AdmissionPlugin, CallOrigin, User, WriteRequest
 from tapestry.apiserver.core.store import Key, Store
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at, with_value
@@ -36,7 +36,7 @@ from tapestry.vclusters.lifecycle import allowed_phases, may_wait, start_event
 from tapestry.vclusters.operations import operation_id
 from tapestry.vclusters.placement import check_growth, check_host_fields, choose_host, loads_of
 from tapestry.vclusters.project_usage import ProjectUsage
-from tapestry.vclusters.validation import Provided, check_spec, check_update
+from tapestry.vclusters.validation import Provided, check_spec, check_update, with_valid_spec
 
 PROJECT_ANNOTATION = PREFIX + "project"
 """Annotation of a namespace with the project that it belongs to."""
@@ -82,6 +82,7 @@ class VClusterAdmission:
         try:
             if request.target.subresource:
                 raise permission_denied("write the status of", f"virtual cluster {name_of(new)}")
+            new = with_valid_spec(VCLUSTER, new)
             return self._admit_create(request, new) if old is None else self._admit_update(request, old, new)
         except ServiceError as error:
             raise api_error(error) from error

@@ -6,13 +6,14 @@ caller, whom it has authorized with the same roles. All other users, such as tho
 project, besides what the management API itself requires.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from tapestry.apis.operations import OPERATIONS, SNAPSHOTS
-from tapestry.apis.projects import ACCESS_KEYS, PROJECTS, QUOTAS, ProjectSpec
+from tapestry.apis.projects import ACCESS_KEY, ACCESS_KEYS, PROJECT, PROJECTS, QUOTA, QUOTAS, ProjectSpec
 from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.apiserver.core.requests import (
     AdmissionPlugin,
@@ -22,6 +23,7 @@ from tapestry.apiserver.core.requests import (
     WriteRequest,
 )
 from tapestry.apiserver.core.store import Key, Store
+from tapestry.kube.crds import Kind
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import NAMESPACES
 from tapestry.vclusters.access.authentication import PLATFORM_ADMIN_GROUPS
@@ -39,9 +41,10 @@ from tapestry.vclusters.errors import (
 )
 from tapestry.vclusters.project_usage import ProjectUsage
 from tapestry.vclusters.stored_objects import StoredObjects
-from tapestry.vclusters.validation import Provided
+from tapestry.vclusters.validation import Provided, with_valid_spec
 
 OTHERS = frozenset(each.name for each in (SNAPSHOTS, OPERATIONS, PROJECTS, QUOTAS, ACCESS_KEYS))
+KINDS: Mapping[str, Kind[Any]] = {each.resource.name: each for each in (PROJECT, QUOTA, ACCESS_KEY)}
 WRITTEN_BY_ORCHESTRATOR = frozenset({SNAPSHOTS.name, OPERATIONS.name})
 
 
@@ -132,6 +135,7 @@ class Policy:
         storage = request.target.info.storage
         if request.target.subresource or storage in WRITTEN_BY_ORCHESTRATOR:
             raise permission_denied("write", f"{resource}: only the orchestrator does")
+        new = with_valid_spec(KINDS[storage], new)
         if storage == PROJECTS.name:
             self.allow(request.user, "CreateProject" if old is None else "UpdateProject", name, resource)
         if storage == QUOTAS.name:

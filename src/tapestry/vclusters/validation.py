@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Literal, NamedTuple
 
-from tapestry.apis.vclusters import VCLUSTER
-from tapestry.kube.crds import InvalidSpec, decode_spec
+from tapestry.kube.crds import InvalidSpec, Kind, decode_spec
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.quantity import QuantityError, parse_quantity
 from tapestry.vclusters.errors import Violation, field_invalid, field_unsupported
@@ -201,13 +200,22 @@ def treat_spec(spec: Object, provided: Provided) -> Report:
     return Report(tuple(rejected), tuple(mapped))
 
 
-def check_spec(spec: Object, provided: Provided) -> None:
-    """Raise ServiceError unless the engine can run the spec. The API checks the schema only after this."""
+def with_valid_spec(kind: Kind[Any], obj: Object) -> Object:
+    """Return an object whose spec has the types of its kind. Raises ServiceError.
+
+    The management API checks the schema only after the admission, which relies on it.
+    """
+    result: Object = {**obj, "spec": obj.get("spec", {})}
     try:
-        decode_spec(VCLUSTER, {"spec": spec})
+        decode_spec(kind, result)
     except InvalidSpec as error:
         field, _, problem = str(error).partition(": ")
         raise field_invalid(Violation(field, problem[:200])) from error
+    return result
+
+
+def check_spec(spec: Object, provided: Provided) -> None:
+    """Raise ServiceError unless the engine can run the spec, which has the types of its kind."""
     if faults := [*quantity_faults(spec)] or [*spec_faults(spec)]:
         raise field_invalid(*faults)
     if report := treat_spec(spec, provided).rejected:

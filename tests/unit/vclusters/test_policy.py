@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tapestry.apis.operations import OPERATIONS
-from tapestry.apis.projects import ACCESS_KEYS, PROJECTS
+from tapestry.apis.projects import ACCESS_KEYS, PROJECTS, QUOTAS
 from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.kube.errors import ApiError, Forbidden
 from tapestry.kube.objects import Object, object_named
@@ -72,6 +72,29 @@ async def test_deletion_protection(world: ManagementWorld) -> None:
     await world.run(vcluster)
     await change(world, vcluster, deletionProtection=False)
     await world.http.delete(VCLUSTERS, object_named("blue", "shop"))
+
+
+WRONG_SPECS: list[Any] = [
+    *("x", [1], {"operation": "x"}, {"operation": [1]}, {"operation": {"verb": "None", "id": "x", "principal": "a"}}),
+    *({"resources": "x"}, {"resources": {"cpuLimit": "zz"}}, {"storage": {"persistenceSize": {}}}, {"expireTime": "x"}),
+    *({"project": 4}, {"helmValues": 4}, {"plugins": "x"}, {"ingress": {"tls": 3}}, {"replicas": "x"}),
+]
+
+
+async def test_values_of_wrong_types_are_rejected(world: ManagementWorld) -> None:
+    await limit(world, vclusters=3, snapshots=3, cpuLimits="4")
+    await world.run(await world.create(project="shop", resources={"cpuLimit": "1"}))
+    for spec in WRONG_SPECS:
+        if isinstance(spec, dict):
+            assert await reason_of(change(world, {}, **spec)) == "FIELD_INVALID", spec
+        content = {"project": "shop", **spec} if isinstance(spec, dict) else spec
+        written = world.http.create(VCLUSTERS, {**object_named("new", "shop"), "spec": content})
+        assert await reason_of(written) == "FIELD_INVALID", spec
+    for resource in (PROJECTS, QUOTAS, ACCESS_KEYS):
+        written = world.http.create(resource, {**object_named("new"), "spec": "x"})
+        assert await reason_of(written) == "FIELD_INVALID", resource
+    no_spec = world.http.create(VCLUSTERS, object_named("new", "shop"))
+    assert await reason_of(no_spec) == "QUOTA_EXCEEDED"  # it has no limit of CPUs
 
 
 async def test_project_of_a_vcluster_exists(world: ManagementWorld) -> None:

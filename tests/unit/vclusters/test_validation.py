@@ -23,6 +23,7 @@ from tapestry.vclusters.validation import (
     immutable_changes,
     mapped_message,
     treat_spec,
+    with_valid_spec,
 )
 
 PROVIDED = Provided("1.34.3")
@@ -131,7 +132,7 @@ INVALID = [
 @pytest.mark.parametrize(("field", "spec"), INVALID)
 def test_invalid_field_is_named(field: str, spec: Object) -> None:
     with pytest.raises(ServiceError, match=field) as caught:
-        check_spec(spec, PROVIDED)
+        check_spec(with_valid_spec(VCLUSTER, {"spec": spec})["spec"], PROVIDED)
     assert caught.value.reason == "FIELD_INVALID"
 
 
