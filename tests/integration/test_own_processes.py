@@ -155,4 +155,4 @@ async def test_moves_survive_kills(kube_assets: Path, tmp_path: Path) -> None:
                     os.kill(pid, signal.SIGKILL)
             await world.move(own=own)
             await world.write(f"turn-{turn}")
-        assert len(pids_of(world.id)) == 0, "the last move was back to the process that planes share"
+            assert bool(pids_of(world.id)) or not own

@@ -19,8 +19,8 @@ from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient
 from tapestry.apiserver.storage.etcd.connection import epoch_guard, etcd_client
 from tapestry.client.client import Client
 from tapestry.controlplane.in_process_transport import InProcessTransport
-from tapestry.kube.objects import name_of, object_named, uid_of, value_at
-from tapestry.kube.resources import CONFIGMAPS, NAMESPACES
+from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
+from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, NAMESPACES
 from tapestry.planes.etcd_prefixes import fill_prefix, has_identity, has_plane, prefix_snapshot
 from tapestry.planes.open_plane import OpenPlane, open_plane
 from tapestry.planes.plane_copies import copy_open_plane, fill_store
@@ -88,12 +88,20 @@ async def test_interrupted_copy_leaves_no_plane_and_is_made_again(kube_assets: P
         assert await has_plane(target.etcd), "a stopped process does not empty the prefix of its successor"
 
 
+def deployment() -> Object:
+    labels, container = {"app": "web"}, {"name": "c", "image": "example.org/web"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
+    return {**object_named("web", "default"), "spec": spec}
+
+
 async def test_interrupted_restore_leaves_no_plane_and_is_made_again(kube_assets: Path, tmp_path: Path) -> None:
     with Etcd(kube_assets, tmp_path) as etcd:
         config, fence = config_for(etcd, tmp_path / "a", "/planes/a"), EpochFence(1, lambda: True)
         async with opened(etcd, tmp_path / "a", "/planes/a") as (plane, client):
             for number in range(200):
                 await client.create(CONFIGMAPS, {**object_named(f"c{number}", "default"), "data": {"k": "old"}})
+            await client.create(DEPLOYMENTS, deployment())
             uid = uid_of(await client.get(NAMESPACES, "kube-system"))
             source = CopySource(config, plane.opened.store, no_check)
             made = await snapshot_plane(source, 0, tmp_path / "snapshot.tar")
@@ -105,8 +113,9 @@ async def test_interrupted_restore_leaves_no_plane_and_is_made_again(kube_assets
 
         shutil.rmtree(tmp_path / "a")
 
-        def restore(fence: EpochFence) -> Coroutine[Any, Any, Restored]:
-            return restore_shared_plane(config, fence, tmp_path / "snapshot.tar", objects=made.objects, is_new=False)
+        def restore(fence: EpochFence, **options: bool) -> Coroutine[Any, Any, Restored]:
+            file = tmp_path / "snapshot.tar"
+            return restore_shared_plane(config, fence, file, objects=made.objects, is_new=False, **options)
 
         async with asyncio.TaskGroup() as group, etcd_client(config.etcd) as observer:
             restoring = group.create_task(restore(fence))
@@ -116,6 +125,7 @@ async def test_interrupted_restore_leaves_no_plane_and_is_made_again(kube_assets
         assert not await has_plane(config.etcd)
         restored = await restore(fence)
         assert restored.revision > made.revision
+        assert (await restore(fence, with_workloads=False)).objects < restored.objects
         assert (await restore(fence)).objects == restored.objects
         async with opened(etcd, tmp_path / "a", "/planes/a") as (_, client):
             found = {name_of(each): each for each in await client.list(CONFIGMAPS, "default")}

@@ -166,7 +166,7 @@ def restore_plane(
 
 
 async def restore_shared_plane(
-    config: ApiServerConfig, fence: EpochFence, file: Path, *, objects: int, is_new: bool
+    config: ApiServerConfig, fence: EpochFence, file: Path, *, objects: int, is_new: bool, with_workloads: bool = True
 ) -> Restored:
     """Replace the objects of a closed plane in etcd like `restore_plane`.
 
@@ -177,7 +177,8 @@ async def restore_shared_plane(
         from tapestry.planes.etcd_prefixes import replace_prefix  # noqa: PLC0415
 
     def read() -> list[Entry]:
-        return list(checked_snapshot(file, temporary / "copy", objects, is_new=is_new)[1])
+        _, entries = checked_snapshot(file, temporary / "copy", objects, is_new=is_new)
+        return list(entries if with_workloads else without_workloads(entries))
 
     with temporary_folder(Path(config.file_rootpath).parent) as temporary:
         entries = await asyncio.to_thread(read)

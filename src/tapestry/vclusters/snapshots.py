@@ -77,7 +77,8 @@ class SnapshotFiles:
         config = plane_storage_config(self.config, id, backend)
         if backend == "etcd":
             fence = EpochFence(plane["status"]["epoch"], self.may_write)
-            return await restore_shared_plane(config, fence, self.path(name), objects=objects, is_new=is_new)
+            shared = partial(restore_shared_plane, config, fence, self.path(name), objects=objects)
+            return await shared(is_new=is_new, with_workloads=with_workloads)
         entry = self.plane_set.get(id)
         if entry is None or entry.state is not PlaneState.SUSPENDED or entry.task is not None:
             raise StorageError(f"plane {name_of(plane)} is not closed yet")
