@@ -70,7 +70,7 @@ LIFE = (
     Operation("delete-undone", None, DELETION[:2]),
     Operation("create", Phase.RUNNING, CREATION),
     Operation("update", Phase.RUNNING, ("Apply", "WaitReady"), NEW_SYNC),
-    Operation("scale", Phase.RUNNING, ("Apply", "WaitReady"), {"resources": {"cpuLimit": "2"}}),
+    Operation("scale", Phase.RUNNING, ("Apply", "WaitReady"), {"resources": {"cpuLimit": "100m"}}),
     Operation("snapshot", Phase.RUNNING, ("Snapshot",)),
     Operation("suspend", Phase.SUSPENDED, ("Stop",)),
     Operation("snapshot-suspended", Phase.SUSPENDED, ("Snapshot",)),
