@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from google.protobuf.message_factory import GetMessageClass
 
 from tapestry.apis.vclusters import VCLUSTERS
 from tapestry.kube.objects import is_deleting, name_of
 from tapestry.kube.resources import NAMESPACES
+from tapestry.planes.kubeconfigs import PlaneEndpoint
 from tapestry.vclusters.access.roles import PROXY_METHOD
 from tapestry.vclusters.api import vcluster_api_pb2 as api
 from tapestry.vclusters.rest_routes import RPCS
+from tapestry.vclusters.vcluster_kubeconfigs import kubeconfig
 
 from .service_world import EVE, ROOT, ServiceWorld, service_world
 
@@ -143,3 +146,13 @@ async def test_delete_repeated_until_its_end_is_one_operation(world: ServiceWorl
         ids.add((await world.call("DeleteVCluster", **NAMED, request_id="once")).operation_id)
         await asyncio.sleep(0)
     assert len(ids) == 1
+
+
+def test_kubeconfig_has_the_address_of_the_ingress() -> None:
+    endpoint = PlaneEndpoint("https://192.0.2.1:7443", "ca", "blue.planes")
+    ingress = {"enabled": True, "hostname": "blue.api.example.com"}
+    cases = (({}, endpoint.server, "blue.planes"), ({"ingress": ingress}, "https://blue.api.example.com", None))
+    for spec, server, name in cases:
+        issued = kubeconfig({"metadata": {"name": "blue"}, "spec": spec}, endpoint, {"token": "t"}, None)
+        [cluster] = [each["cluster"] for each in yaml.safe_load(issued.text)["clusters"]]
+        assert (issued.server, cluster["server"], cluster.get("tls-server-name")) == (server, server, name)
