@@ -24,6 +24,7 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 CONCURRENCY = 8
 RETRY_SECONDS, PAUSE = 0.05, 0.005
+TOO_MANY_REQUESTS = 429
 """Seconds between two attempts of a rejected request, and between two requests that are measured."""
 KIND_PATHS = (
     *("/api/v1/configmaps", "/api/v1/secrets", "/api/v1/services", "/api/v1/pods", "/api/v1/namespaces"),
@@ -51,7 +52,7 @@ class PlaneClient:
         while True:
             async with self._session.request(method, url, json=body, headers=headers) as response:
                 content = await response.read()
-                if response.status != 429:
+                if response.status != TOO_MANY_REQUESTS:
                     assert response.status < 300, (url, response.status, content[:300])
                     return content
             await asyncio.sleep(RETRY_SECONDS)
@@ -83,7 +84,9 @@ class PlaneClient:
 
     async def watch(self, url: str) -> None:
         """Open a watch, and read it from now on."""
-        response = await self._session.get(url)
+        while (response := await self._session.get(url)).status == TOO_MANY_REQUESTS:
+            await response.read()
+            await asyncio.sleep(RETRY_SECONDS)
         assert response.status == 200, url
         self._running.append(self._group.create_task(drain(response)))
 
