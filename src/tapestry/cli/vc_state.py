@@ -71,7 +71,9 @@ async def suspend(
 
 @command("tapestry vc resume blue")
 @NAME
-@click.option("--reconcile-workloads", is_flag=True, help="Wait until the pods of the cluster are synced again.")
+@click.option(
+    "--workloads/--no-workloads", "reconcile_workloads", default=None, help="Run the pods again that a suspend drained."
+)
 @WAIT_OPTION
 @TIMEOUT_OPTION
 @RESULT_OUTPUT

@@ -66,6 +66,7 @@ def used_of(quota: Object | None) -> dict[str, str]:
         (api.SnapshotVClusterRequest(name="v"), {}),
         (api.SnapshotVClusterRequest(name="v", include_workloads=False), {"includeWorkloads": False}),
         (api.RestoreVClusterRequest(name="v", restore_workloads=False), {"restoreWorkloads": False}),
+        (api.ResumeVClusterRequest(name="v", reconcile_workloads=False), {"reconcileWorkloads": False}),
     ],
 )
 def test_false_differs_from_what_is_not_set(message: Message, arguments: Object) -> None:
