@@ -31,7 +31,7 @@ ALLOWED_CODES = frozenset(grpc.StatusCode) - {
 }
 ANSWER_SECONDS = 20.0
 WORKERS = 64
-MAX_GROWTH_MB = 100
+MAX_GROWTH_MB = 150
 
 
 # -- repeated requests
