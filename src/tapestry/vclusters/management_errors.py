@@ -10,9 +10,11 @@ from tapestry.kube.errors import (
     Conflict,
     Invalid,
     NotFound,
+    ServerError,
     TransportError,
     Unavailable,
 )
+from tapestry.process.logs import logger
 from tapestry.vclusters.api_errors import service_error
 from tapestry.vclusters.errors import (
     Code,
@@ -20,10 +22,13 @@ from tapestry.vclusters.errors import (
     Violation,
     already_exists,
     field_invalid,
+    internal,
     not_found,
     precondition_failed,
     unavailable,
 )
+
+log = logger(__name__)
 
 
 @contextmanager
@@ -50,4 +55,7 @@ def translated(error: ApiError, kind: str, name: str) -> ServiceError:
             return field_invalid(*(causes or [Violation("body", error.message)]))
         case Unavailable():
             return unavailable(error.message)
+        case ServerError():
+            log.error("management API failed", kind=kind, name=name, error=str(error))
+            return internal()
     return precondition_failed("REJECTED", name, error.message)

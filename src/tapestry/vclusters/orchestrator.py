@@ -239,7 +239,17 @@ class Orchestrator:
         status = {"lastOperation": journal.id, "message": None, "reason": None, **(fields or {})}
         if error is not None:
             status |= {"message": error.message, "reason": error.reason}
+            vcluster = await self._reset_suspended(vcluster, journal, next_phase)
         return await self._write(vcluster, next_phase, None, status)
+
+    async def _reset_suspended(self, vcluster: Object, journal: Journal, phase: Phase) -> Object:
+        """Undo the change of `suspended` by an operation that did not succeed, so that it can be requested again."""
+        is_newest = value_at(vcluster, "spec", "operation", "id") == journal.id
+        suspended = {Phase.RUNNING: False, Phase.SUSPENDED: True}.get(phase, journal.verb is Verb.RESUME)
+        is_changed = bool(vcluster["spec"].get("suspended")) != suspended
+        if journal.verb not in (Verb.SUSPEND, Verb.RESUME) or not is_newest or not is_changed:
+            return vcluster
+        return await self.client.patch(VCLUSTERS, vcluster, {"spec": {"suspended": suspended}})
 
     async def _record(
         self, vcluster: Object, journal: Journal, phase: Phase | None, error: OperationError | None

@@ -111,7 +111,8 @@ class World:
         await self.client.patch(VCLUSTERS, found, {"spec": {"operation": None}})
         found = await self.vcluster()
         assert found is not None
-        await self.client.patch(VCLUSTERS, found, {"spec": {"operation": operation}})
+        suspended = {Verb.SUSPEND: {"suspended": True}, Verb.RESUME: {"suspended": False}}.get(verb, {})
+        await self.client.patch(VCLUSTERS, found, {"spec": {"operation": operation, **suspended}})
         return str(operation["id"])
 
     async def cancel(self) -> None:

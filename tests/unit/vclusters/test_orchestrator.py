@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 
 from tapestry.apis.operations import OPERATIONS
 from tapestry.apis.vclusters import VCLUSTERS, Phase, Verb
-from tapestry.kube.objects import name_of
+from tapestry.kube.objects import name_of, value_at
 from tapestry.kube.times import timestamp
 from tapestry.vclusters.metrics import STEP_FAILURES
 from tapestry.vclusters.plans import Step
@@ -118,6 +118,28 @@ async def test_cancelled_suspend_returns_to_running() -> None:
     assert world.engine.calls[-1] == "undo Drain"
     results = {name_of(each): each["status"]["result"] for each in await world.records()}
     assert results[operation] == "Cancelled"
+    assert value_at(await world.vcluster(), "spec", "suspended") is False, "it can be requested again"
+
+
+async def test_rejected_suspend_leaves_suspended_cluster_suspended() -> None:
+    world = await running()
+    await world.request(Verb.SUSPEND)
+    await world.run_until_idle()
+    await world.request(Verb.SUSPEND)
+    await world.run_until_idle()
+    assert world.phases[4:] == [Phase.SUSPENDED]
+    assert value_at(await world.vcluster(), "spec", "suspended") is True
+
+
+async def test_failed_resume_can_be_requested_again() -> None:
+    world = await running()
+    await world.request(Verb.SUSPEND)
+    await world.run_until_idle()
+    world.engine.faults[Step.START] = Faults(is_impossible=True)
+    await world.request(Verb.RESUME)
+    await world.run_until_idle()
+    assert world.phases[5:] == [Phase.RESUMING, Phase.ERROR]
+    assert value_at(await world.vcluster(), "spec", "suspended") is True
 
 
 async def test_waiting_operation_runs_after_the_running_one() -> None:
