@@ -133,7 +133,7 @@ async def test_sleeping_plane_keeps_a_revocation_when_it_wakes(etcd: Etcd, prefi
 async def test_rotated_and_revoked_credentials_move_with_the_plane(etcd: Etcd, prefix: str, tmp_path: Path) -> None:
     async with (
         running(etcd, prefix, tmp_path, "a") as (_, management),
-        running(etcd, prefix, tmp_path, "b") as (other, others_management),
+        running(etcd, prefix, tmp_path, "b") as (other, _),
     ):
         await new_plane(management, process="a")
         await issue(management, tmp_path / "before", clientCertificate=True)
@@ -148,9 +148,8 @@ async def test_rotated_and_revoked_credentials_move_with_the_plane(etcd: Etcd, p
         for name in ("before", "after"):
             assert await is_accepted(at(other, tmp_path / name)), name
         assert not await is_accepted(at(other, tmp_path / "token"))
-        status, error = await call(management, "rotate-ca")
-        assert (status, "status.holder" in error["message"]) == (503, True)
-        assert (await call(others_management, "rotate-ca", overlapSeconds=0))[1] != result
+        status, others_result = await call(management, "rotate-ca", overlapSeconds=0)
+        assert (status, others_result != result) == (200, True), "the process that holds the plane answers"
         with pytest.raises(TransportError, match="certificate verify failed"):
             await is_accepted(at(other, tmp_path / "after"))
 

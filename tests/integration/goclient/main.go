@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 
 	v1 "tapestry.invalid/goclient/api"
 )
@@ -125,7 +126,7 @@ func snapshot(ctx context.Context, client v1.VClusterServiceClient) (any, error)
 		SnapshotName:     fmt.Sprintf("%s-snapshot-%d", *name, time.Now().Unix()),
 		Description:      "made by the example",
 		RetentionHours:   168,
-		IncludeWorkloads: true,
+		IncludeWorkloads: proto.Bool(true),
 		Labels:           map[string]string{"type": "manual"},
 	})
 	if err == nil && response.GetSnapshot().GetId() == "" {
@@ -160,7 +161,7 @@ func suspend(ctx context.Context, client v1.VClusterServiceClient) (any, error) 
 
 func resume(ctx context.Context, client v1.VClusterServiceClient) (any, error) {
 	response, err := client.ResumeVCluster(ctx, &v1.ResumeVClusterRequest{
-		Name: *name, Namespace: *namespace, ReconcileWorkloads: true,
+		Name: *name, Namespace: *namespace, ReconcileWorkloads: proto.Bool(true),
 	})
 	return phase(response.GetVcluster()), err
 }

@@ -6,6 +6,7 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.ownership import MAX_GRACE_SECONDS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.watch import wait_for
@@ -19,7 +20,7 @@ from tapestry.syncer.offline_reclaim import OfflineReclaim
 from .world import MOUNT, NODE, Gate, World, new_world
 
 A_WEEK = 604800
-GRACE = 30
+GRACE = MAX_GRACE_SECONDS
 
 
 def grace(obj: Object) -> int:
