@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -12,7 +13,8 @@ from tapestry.apis.hostclusters import HOST_CLUSTERS
 from tapestry.client.client import Client
 from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import load_access
-from tapestry.kube.objects import Object
+from tapestry.client.watch import wait_for
+from tapestry.kube.objects import Object, value_at
 from tapestry.local.cluster_processes import POLL_INTERVAL, START_TIMEOUT, TAPESTRY_PROGRAM
 from tapestry.local.kubernetes import free_ports, write_private
 from tapestry.local.world_folder import PLANES_FOLDER, SERVICE_CONFIG, WorldError
@@ -32,6 +34,8 @@ HOST_SPEC: Object = {
 }
 """Fields of its HostCluster: only leased nodes run pods, and not the node of the manager and the syncers."""
 STALL_TIMEOUT = 60.0
+NODES_TIMEOUT = 10.0
+"""Seconds to wait for the first leased node, without which no virtual cluster can be created with pods."""
 PACKAGES = ("cryptography", "grpc", "grpc_health", "grpc_reflection", "google.rpc")
 LOOPBACK = "127.0.0.1"
 
@@ -101,7 +105,7 @@ class WorldService:
         process.has_responded = True
 
     async def add_host(self, kubeconfig: Path) -> None:
-        """Add the compute cluster with this kubeconfig as a host cluster, and wait until the service is connected.
+        """Add the compute cluster with this kubeconfig as a host cluster, and wait until it is connected and has nodes.
 
         Unless it was added before and removed since. Raises JoinError and KubeError.
         """
@@ -117,6 +121,12 @@ class WorldService:
             await add_host(plan, AddedHost(*clusters, access, HttpTransport), datetime.now(UTC))
             self.host_marker.touch()
             await wait_for_host(HOST, management, START_TIMEOUT)
+            with suppress(TimeoutError):
+                await wait_for(management, HOST_CLUSTERS, HOST, until=has_open_nodes, timeout=NODES_TIMEOUT)
+
+
+def has_open_nodes(host: Object | None) -> bool:
+    return host is None or bool(value_at(host, "status", "openNodes", default=0))
 
 
 def ignore(_: object) -> None:

@@ -32,6 +32,7 @@ from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 from tapestry.syncer.bindings import access_from_secret
 from tapestry.syncer.cache_transforms import with_changed_at
+from tapestry.syncer.open_nodes import is_relevant_change
 from tapestry.syncer.predicates import spec_changed
 from tapestry.tenants.host_capacity import HostOffer, host_offer, host_rules
 from tapestry.tenants.host_connection import IDENTITY_NAMESPACE, Connect, HostConnection
@@ -42,6 +43,10 @@ HOSTS_NAMESPACE = "tapestry-hosts"
 """Namespace of the management API with the kubeconfigs of host clusters."""
 CHECK_SECONDS = 15.0
 """Seconds between two updates of the status of a HostCluster."""
+OFFER_SECONDS = 0.5
+"""Seconds from a change of the nodes or the policies of a host cluster to the next update of its status."""
+LOOP_NODES = 20
+"""Number of nodes whose leases are computed in the event loop, 0.7 ms each. Those of more are computed in a thread."""
 SILENCE_SECONDS = 20.0
 """Seconds without a response after which a host cluster counts as unreachable."""
 LAST_SEEN_INTERVAL = timedelta(minutes=5)
@@ -75,10 +80,15 @@ class HostClusters:
         """Context of the process, in which the connections run."""
         self._hosts: dict[str, Host] = {}
         self._listeners: list[Callable[[str], None]] = []
+        self._offer_listeners: list[Callable[[str], None]] = []
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the name of each host cluster that is connected or disconnected."""
         self._listeners.append(listener)
+
+    def on_offer_change(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the name of each host cluster whose nodes or owner's policies have changed."""
+        self._offer_listeners.append(listener)
 
     def get(self, name: str) -> Host | None:
         return self._hosts.get(name)
@@ -111,10 +121,20 @@ class HostClusters:
             connection.on_replaced(partial(self._notify, name))
             for each in (connection.nodes, connection.owner_policies):
                 each.source.after_sync(partial(self._notify, name))
+            self._watch_offer(name, connection)
         host.identity, host.version, host.kubeconfig = identity, version, kubeconfig
         await host.connection.switch_to(access, identity)
         self._notify(name)
         return host
+
+    def _watch_offer(self, name: str, connection: HostConnection) -> None:
+        def on_change(old: Object | None, new: Object | None, is_changed: Callable[..., bool]) -> None:
+            if is_changed(old, new):
+                for listener in self._offer_listeners:
+                    listener(name)
+
+        connection.nodes.source.on_change(partial(on_change, is_changed=is_relevant_change))
+        connection.owner_policies.source.on_change(partial(on_change, is_changed=spec_changed))
 
     def _notify(self, name: str) -> None:
         for listener in self._listeners:
@@ -239,7 +259,7 @@ class HostClusterReconciler:
             "tenants": len(self._tenants(name)),
         }
         if host is not None:
-            nodes, offer = host.connection.nodes.source, self._offer(obj, host.connection)
+            nodes, offer = host.connection.nodes.source, await self._offer(obj, host.connection)
             status |= {
                 "identity": host.identity,
                 "version": host.version,
@@ -254,13 +274,16 @@ class HostClusterReconciler:
                 status["lastSeen"] = timestamp(now)
         await self.client.converge(HOST_CLUSTERS, obj, {"status": status})
 
-    def _offer(self, obj: Object, connection: HostConnection) -> HostOffer | None:
+    async def _offer(self, obj: Object, connection: HostConnection) -> HostOffer | None:
         """Return what a host cluster offers; None while its caches are not filled."""
         nodes, owner = connection.nodes.source, connection.owner_policies.source
         if not (nodes.synced.is_set() and owner.synced.is_set() and self.policies.synced.is_set()):
             return None
-        rules = host_rules(obj, self.policies.store.list(), owner.store.list())
-        return host_offer(nodes.store.list(), rules, self.now())
+        rules, now = host_rules(obj, self.policies.store.list(), owner.store.list()), self.now()
+        found = nodes.store.list()
+        if len(found) <= LOOP_NODES:
+            return host_offer(found, rules, now)
+        return await asyncio.to_thread(host_offer, found, rules, now)
 
 
 def is_tenant_of(binding: Object, host: str) -> bool:
@@ -283,6 +306,7 @@ def install(
     controller.watch(policies, lambda policy: [value_at(policy, "spec", "cluster", default="")], when=spec_changed)
     controller.watch(hosts)
     clusters.on_change(controller.queue.add)
+    clusters.on_offer_change(lambda name: controller.queue.add_after(name, OFFER_SECONDS))
     controller.watch(secrets, lambda secret: hosts_with_secret(hosts, secret))
     controller.watch(bindings, lambda binding: [value_at(binding, "spec", "hostCluster", default="")])
     return reconciler
