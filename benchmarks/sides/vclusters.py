@@ -85,7 +85,7 @@ async def running_service(*, orchestrated: bool) -> AsyncIterator[Service]:
 
     with TemporaryDirectory() as folder:
         config = PlanesConfig(data=folder, name="here", address="127.0.0.1:0")
-        admission = service_admission(provided(is_compatible=False))
+        admission = service_admission(provided(config, is_compatible=False))
         async with run_planes(config, mounted_routes, extension=extension, admission=admission):
             yield started[0]
 
