@@ -98,7 +98,7 @@ class VClusterAdmission:
             raise api_error(error) from error
 
     async def admit_namespace_delete(self, request: WriteRequest, current: Object) -> None:
-        """Let the service, which removes a namespace that it has made in vain, only remove an empty one."""
+        """Let the service delete only empty namespaces. It deletes the one that it created for a rejected create."""
         if request.origin is not CallOrigin.SERVICE:
             return
 

@@ -37,8 +37,11 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class ProjectUsage:
+    """Use of quotas by projects, and of host clusters by their virtual clusters."""
+
     store: Store
     _known: dict[Key, Known] = field(default_factory=dict)
+    """Use by objects whose versions have been read already."""
 
     def exceeded(self, key: Key, old: Object | None, new: Object) -> list[Violation]:
         """Return the limits that a write of a virtual cluster or of a snapshot exceeds."""
